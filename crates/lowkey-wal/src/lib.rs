@@ -1,0 +1,50 @@
+//! The durable log of one node.
+//!
+//! A node keeps one log for all its groups. It is written in *batches*: one batch, one write, one
+//! `fdatasync`. What `sync` has confirmed is there after every crash; what was damaged on the disk
+//! afterwards is found and refused, never skipped. The second half is why this log exists: a log
+//! that quietly forgets a synced record makes a node vote twice or forget a grant.
+//!
+//! What must always be true:
+//!
+//! - After a crash the log holds a prefix of the batches written, and at least all that were synced.
+//! - No byte is given back that was not written: everything is behind a CRC32C.
+//! - Damage to anything that a later batch, or the clean-stop marker, calls synced stops the start,
+//!   with the file and the offset. Only the very last batch after a crash cannot be told from a torn one.
+//! - A log is founded once, with [`Wal::create`]. [`Wal::open`] never makes one up.
+//! - An error while writing or syncing is final: the log takes nothing more, and the process must end.
+//!
+//! Where to go next: [`Wal`] is the log; `recovery.rs` decides between a torn tail and corruption;
+//! `batch.rs` knows the bytes, which `docs/format.md` draws; [`Disk`] is all that is asked of the
+//! world, with [`RealDisk`] and the failing, forgetting [`SimDisk`] behind it. [`sealed`] keeps small
+//! whole files, [`snapshots`] uses it.
+//!
+//! What is deliberately absent: this crate reads no clock, starts no thread, and does not know what
+//! its records mean.
+
+mod batch;
+mod chain;
+mod clean_stop;
+mod disk;
+mod error;
+mod group;
+mod real_disk;
+mod record;
+mod recovery;
+mod repair;
+pub mod sealed;
+mod segment;
+mod sim_disk;
+pub mod snapshots;
+mod spare;
+mod wal;
+
+pub use disk::{Disk, DiskFile};
+pub use error::WalError;
+pub use real_disk::RealDisk;
+pub use record::{GroupLog, Kind, Record};
+pub use recovery::{Cut, Recovered};
+pub use sealed::SealedError;
+pub use sim_disk::{Counts, Latency, SimDisk};
+pub use spare::{SegmentJob, SegmentMade};
+pub use wal::{Options, Wal};

@@ -1,0 +1,126 @@
+//! One file of the simulated disk: what is on the medium, and what is only on its way there.
+
+use super::random::Random;
+
+const SECTOR_BYTES: usize = 512;
+
+/// A change that no sync has covered.
+#[derive(Clone)]
+enum Change {
+    Write { offset: usize, bytes: Vec<u8> },
+    SetLen(usize),
+}
+
+impl Change {
+    fn apply(&self, content: &mut Vec<u8>) {
+        match self {
+            Change::Write { offset, bytes } => put(content, *offset, bytes),
+            Change::SetLen(len) => content.resize(*len, 0),
+        }
+    }
+}
+
+fn put(content: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
+    let end = offset + bytes.len();
+    if content.len() < end {
+        content.resize(end, 0);
+    }
+    content[offset..end].copy_from_slice(bytes);
+}
+
+#[derive(Clone)]
+pub(super) struct Inode {
+    /// What survives a power loss; `changes` lead from here to `current`.
+    durable: Vec<u8>,
+    changes: Vec<Change>,
+    /// What programs see.
+    current: Vec<u8>,
+}
+
+impl Inode {
+    pub(super) fn durable(bytes: Vec<u8>) -> Inode {
+        Inode { current: bytes.clone(), durable: bytes, changes: Vec::new() }
+    }
+
+    pub(super) fn current(&self) -> &[u8] {
+        &self.current
+    }
+
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.change(Change::Write { offset, bytes: bytes.to_vec() });
+    }
+
+    pub(super) fn set_len(&mut self, len: usize) {
+        self.change(Change::SetLen(len));
+    }
+
+    fn change(&mut self, change: Change) {
+        change.apply(&mut self.current);
+        self.changes.push(change);
+    }
+
+    pub(super) fn sync(&mut self) {
+        for change in self.changes.drain(..) {
+            change.apply(&mut self.durable);
+        }
+    }
+
+    /// Flips bits on the medium and in what programs see.
+    pub(super) fn flip(&mut self, offset: usize, mask: u8) -> bool {
+        if let Some(byte) = self.durable.get_mut(offset) {
+            *byte ^= mask;
+        }
+        match self.current.get_mut(offset) {
+            Some(byte) => {
+                *byte ^= mask;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Decides the fate of every change that no sync has covered.
+    pub(super) fn lose_power(&mut self, random: &mut Random) {
+        for change in std::mem::take(&mut self.changes) {
+            match (random.below(4), &change) {
+                (0, _) => change.apply(&mut self.durable),
+                (1, _) => {}
+                (_, Change::Write { offset, bytes }) => self.tear(random, *offset, bytes),
+                (_, Change::SetLen(_)) => {}
+            }
+        }
+        self.current.clone_from(&self.durable);
+    }
+
+    /// Lets a part of a write reach the medium: the sectors up to some point, the bytes up to some
+    /// point, or any of the sectors, since a drive writes them in the order it likes.
+    fn tear(&mut self, random: &mut Random, offset: usize, bytes: &[u8]) {
+        let way = random.below(3);
+        if way == 0 {
+            let kept = random.below(bytes.len() as u64 + 1) as usize;
+            put(&mut self.durable, offset, &bytes[..kept]);
+            return;
+        }
+        let sectors = sectors(offset, bytes.len());
+        let kept = random.below(sectors.len() as u64 + 1) as usize;
+        for (number, (from, to)) in sectors.into_iter().enumerate() {
+            let is_kept = if way == 1 { number < kept } else { random.below(2) == 0 };
+            if is_kept {
+                put(&mut self.durable, offset + from, &bytes[from..to]);
+            }
+        }
+    }
+}
+
+/// The parts of a write that fall into different sectors.
+fn sectors(offset: usize, len: usize) -> Vec<(usize, usize)> {
+    let mut parts = Vec::new();
+    let mut from = 0;
+    while from < len {
+        let sector_end = (offset + from + 1).next_multiple_of(SECTOR_BYTES);
+        let to = (sector_end - offset).min(len);
+        parts.push((from, to));
+        from = to;
+    }
+    parts
+}
