@@ -1,0 +1,273 @@
+//! The table of reasons: each with its name, gRPC code, HTTP status, and what a client may do next.
+
+use std::fmt;
+
+use tonic::Code;
+
+/// What a client that meets a reason may do about it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Nothing was done, and the same request would be refused again until something else changes.
+    GiveUp,
+    /// Nothing was done. The same request may succeed later or on another node.
+    Retry,
+    /// It may have been done. Asking again is safe with the same request id only.
+    RetrySameId,
+    /// It may have been done, and asking again is likely to meet the same fault.
+    Unknown,
+}
+
+/// What the table knows of a reason.
+struct Row {
+    name: &'static str,
+    code: Code,
+    http_status: u16,
+    next: Next,
+}
+
+/// Declares [`Reason`] and its table from one list, so that neither can lack what the other has.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $code:ident, $http_status:literal, $next:ident;)*) => {
+        /// Why a request was refused. Programs decide by this; names never change their meaning.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Reason {
+            /// `INVALID_…`: the field of this name on the wire (snake case) is not as it must be.
+            Invalid(&'static str),
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Reason {
+            /// Every reason that is not about a field.
+            const PLAIN: &[Self] = &[$(Self::$variant),*];
+
+            fn row(self) -> Row {
+                match self {
+                    Self::Invalid(field) => Row {
+                        name: invalid_name(field),
+                        code: Code::InvalidArgument,
+                        http_status: 400,
+                        next: Next::GiveUp,
+                    },
+                    $(Self::$variant => Row {
+                        name: $name,
+                        code: Code::$code,
+                        http_status: $http_status,
+                        next: Next::$next,
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// There is no such lease, or no longer.
+    LeaseNotFound = "LEASE_NOT_FOUND", NotFound, 404, GiveUp;
+    /// Nobody holds the lock.
+    LockNotFound = "LOCK_NOT_FOUND", NotFound, 404, GiveUp;
+    /// Another lease holds the lock.
+    LockHeld = "LOCK_HELD", FailedPrecondition, 409, GiveUp;
+    /// The lock did not become free within the wait.
+    WaitTimeout = "WAIT_TIMEOUT", FailedPrecondition, 409, GiveUp;
+    /// The token that was given is not that of the current grant.
+    StaleToken = "STALE_TOKEN", FailedPrecondition, 409, GiveUp;
+    /// The lease holds this name already, in another mode or scope.
+    AlreadyHeld = "ALREADY_HELD", FailedPrecondition, 409, GiveUp;
+    /// A node with another identity has this name.
+    NodeNameTaken = "NODE_NAME_TAKEN", FailedPrecondition, 409, GiveUp;
+    /// The caller is not who it would have to be.
+    NotOwner = "NOT_OWNER", PermissionDenied, 403, GiveUp;
+    /// The watch's position is no longer kept: list, then watch.
+    Compacted = "COMPACTED", OutOfRange, 410, GiveUp;
+
+    /// The node was removed from its cluster.
+    NodeRemoved = "NODE_REMOVED", Unavailable, 503, Retry;
+    /// The node is about to end.
+    NodeStopping = "NODE_STOPPING", Unavailable, 503, Retry;
+    /// No leader is known; nothing was proposed or forwarded.
+    NoLeader = "NO_LEADER", Unavailable, 503, Retry;
+    /// The leader does not hear from a majority; nothing was proposed or forwarded.
+    NoQuorum = "NO_QUORUM", Unavailable, 503, Retry;
+    /// The request was proposed or forwarded, and then there was silence: it may have happened.
+    OutcomeUnknown = "OUTCOME_UNKNOWN", Unavailable, 503, RetrySameId;
+
+    /// The node has more to do than it can take in.
+    LimitBusy = "LIMIT_BUSY", ResourceExhausted, 429, Retry;
+    /// Too many operations of this lease are under way.
+    LimitInFlight = "LIMIT_IN_FLIGHT", ResourceExhausted, 429, Retry;
+    /// The cluster has as many leases as it may.
+    LimitLeases = "LIMIT_LEASES", ResourceExhausted, 429, GiveUp;
+    /// The lease holds as many locks as a lease may.
+    LimitLocksPerLease = "LIMIT_LOCKS_PER_LEASE", ResourceExhausted, 429, GiveUp;
+    /// The lock has as many waiters as a lock may.
+    LimitWaiters = "LIMIT_WAITERS", ResourceExhausted, 429, GiveUp;
+    /// The node has as many open streams as it may.
+    LimitStreams = "LIMIT_STREAMS", ResourceExhausted, 429, Retry;
+    /// The disk has no room for new grants.
+    LimitDisk = "LIMIT_DISK", ResourceExhausted, 429, Retry;
+
+    /// The path is none of the API's, or not on this port.
+    NoSuchRoute = "NO_SUCH_ROUTE", Unimplemented, 404, GiveUp;
+    /// The path exists, but not with this method.
+    MethodNotAllowed = "METHOD_NOT_ALLOWED", Unimplemented, 405, GiveUp;
+    /// The request's body is larger than any request may be.
+    BodyTooLarge = "BODY_TOO_LARGE", ResourceExhausted, 413, GiveUp;
+
+    /// A fault of the service itself.
+    Internal = "INTERNAL", Internal, 500, Unknown;
+}
+
+/// Every name of a request field, on the wire and in its reason. `body` and `name` are of HTTP only:
+/// the whole body, and a parameter in a URL.
+const INVALID: &[(&str, &str)] = &[
+    ("acquire_request_id", "INVALID_ACQUIRE_REQUEST_ID"),
+    ("after", "INVALID_AFTER"),
+    ("body", "INVALID_BODY"),
+    ("command_version", "INVALID_COMMAND_VERSION"),
+    ("election", "INVALID_ELECTION"),
+    ("fencing_token", "INVALID_FENCING_TOKEN"),
+    ("from", "INVALID_FROM"),
+    ("grpc_address", "INVALID_GRPC_ADDRESS"),
+    ("http_address", "INVALID_HTTP_ADDRESS"),
+    ("identity", "INVALID_IDENTITY"),
+    ("lease_id", "INVALID_LEASE_ID"),
+    ("lock_name", "INVALID_LOCK_NAME"),
+    ("mode", "INVALID_MODE"),
+    ("name", "INVALID_NAME"),
+    ("node_id", "INVALID_NODE_ID"),
+    ("owner_id", "INVALID_OWNER_ID"),
+    ("prefix", "INVALID_PREFIX"),
+    ("raft_address", "INVALID_RAFT_ADDRESS"),
+    ("request_id", "INVALID_REQUEST_ID"),
+    ("scope", "INVALID_SCOPE"),
+    ("seq", "INVALID_SEQ"),
+    ("ttl_seconds", "INVALID_TTL_SECONDS"),
+    ("value", "INVALID_VALUE"),
+    ("wait_ms", "INVALID_WAIT_MS"),
+];
+
+fn invalid_name(field: &str) -> &'static str {
+    let known = INVALID.iter().find(|(known, _)| *known == field);
+    debug_assert!(known.is_some(), "{field} is missing in the table of fields");
+    known.map_or("INVALID_REQUEST", |(_, name)| name)
+}
+
+impl Reason {
+    /// The reason's stable name.
+    pub fn as_str(self) -> &'static str {
+        self.row().name
+    }
+
+    /// The reason of that name, if this version knows it.
+    pub fn parse(name: &str) -> Option<Self> {
+        if let Some((field, _)) = INVALID.iter().find(|(_, known)| *known == name) {
+            return Some(Self::Invalid(field));
+        }
+        Self::PLAIN.iter().copied().find(|reason| reason.as_str() == name)
+    }
+
+    /// The gRPC status code that goes with the reason.
+    pub fn grpc_code(self) -> Code {
+        self.row().code
+    }
+
+    /// The HTTP status that goes with the reason.
+    pub fn http_status(self) -> u16 {
+        self.row().http_status
+    }
+
+    /// Whether the same request, with the same request id, may succeed if it is sent again.
+    pub fn is_retryable(self) -> bool {
+        matches!(self.row().next, Next::Retry | Next::RetrySameId)
+    }
+
+    /// Whether the request may have taken effect although it was refused.
+    pub fn outcome_unknown(self) -> bool {
+        matches!(self.row().next, Next::RetrySameId | Next::Unknown)
+    }
+
+    /// The reason for a refused field, by the field's name on the wire in either casing: what is
+    /// known only at run time, such as a key of a JSON object. `None` if no request has such a field.
+    pub fn invalid_field(name: &str) -> Option<Self> {
+        let mut snake_case = String::with_capacity(name.len() + 4);
+        for c in name.chars() {
+            if c.is_ascii_uppercase() {
+                snake_case.push('_');
+            }
+            snake_case.push(c.to_ascii_lowercase());
+        }
+        INVALID.iter().find(|(known, _)| *known == snake_case).map(|(field, _)| Self::Invalid(field))
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn every_reason_is_found_by_its_name() {
+        let invalid = INVALID.iter().map(|(field, _)| Reason::Invalid(field));
+        for reason in Reason::PLAIN.iter().copied().chain(invalid) {
+            assert_eq!(Reason::parse(reason.as_str()), Some(reason));
+        }
+        assert_eq!(Reason::parse("NEVER_HEARD_OF"), None);
+    }
+
+    #[test]
+    fn the_reason_for_a_field_is_the_fields_name_in_upper_case() {
+        for (field, name) in INVALID {
+            assert_eq!(*name, format!("INVALID_{}", field.to_ascii_uppercase()));
+        }
+    }
+
+    #[test]
+    fn every_field_of_every_request_has_a_reason() {
+        let descriptors = prost_types::FileDescriptorSet::decode(crate::FILE_DESCRIPTOR_SET).unwrap();
+        let messages = descriptors.file.iter().flat_map(|file| &file.message_type);
+        let mut fields = 0;
+        for message in messages.filter(|message| message.name().ends_with("Request")) {
+            for field in &message.field {
+                let name = field.name();
+                assert!(INVALID.iter().any(|(known, _)| *known == name), "{}.{name}", message.name());
+                assert_eq!(Reason::invalid_field(field.json_name()), Reason::invalid_field(name));
+                fields += 1;
+            }
+        }
+        assert!(fields > 20);
+    }
+
+    #[test]
+    fn http_statuses_go_with_grpc_codes() {
+        for reason in Reason::PLAIN {
+            let codes: &[Code] = match reason.http_status() {
+                403 => &[Code::PermissionDenied],
+                404 => &[Code::NotFound, Code::Unimplemented],
+                405 => &[Code::Unimplemented],
+                409 => &[Code::FailedPrecondition],
+                410 => &[Code::OutOfRange],
+                413 | 429 => &[Code::ResourceExhausted],
+                500 => &[Code::Internal],
+                503 => &[Code::Unavailable],
+                other => panic!("{reason} has the unexpected status {other}"),
+            };
+            assert!(codes.contains(&reason.grpc_code()), "{reason}");
+        }
+    }
+
+    #[test]
+    fn only_silence_and_faults_leave_the_outcome_open() {
+        assert!(Reason::OutcomeUnknown.outcome_unknown() && Reason::OutcomeUnknown.is_retryable());
+        assert!(Reason::Internal.outcome_unknown() && !Reason::Internal.is_retryable());
+        assert!(Reason::NoLeader.is_retryable() && !Reason::NoLeader.outcome_unknown());
+        assert!(!Reason::LockHeld.is_retryable() && !Reason::Invalid("body").is_retryable());
+    }
+}
