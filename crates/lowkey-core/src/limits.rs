@@ -1,0 +1,36 @@
+//! Every limit of the service, in one file.
+//!
+//! The edge refuses what is beyond them, so that inside a value of the right type is a value within
+//! its limit. Changing one of these changes what replicas decide: treat it as a change of format.
+
+/// Longest lock name, in bytes of UTF-8.
+pub const LOCK_NAME_BYTES_MAX: usize = 512;
+/// Longest owner id, in bytes of UTF-8.
+pub const OWNER_ID_BYTES_MAX: usize = 256;
+/// Longest request id, in bytes of UTF-8.
+pub const REQUEST_ID_BYTES_MAX: usize = 64;
+/// Shortest time to live of a lease.
+pub const TTL_SECONDS_MIN: i64 = 1;
+/// Longest time to live of a lease.
+pub const TTL_SECONDS_MAX: i64 = 600;
+/// Longest wait for a lock: 24 hours.
+pub const WAIT_MS_MAX: i64 = 86_400_000;
+/// Longest value that travels with a grant, in bytes.
+pub const VALUE_BYTES_MAX: usize = 4096;
+/// Largest request that any port accepts, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
+/// Longest node name, in bytes of UTF-8.
+pub const NODE_NAME_BYTES_MAX: usize = 128;
+/// Longest `host:port` that a node may advertise, in bytes.
+pub const ADDRESS_BYTES_MAX: usize = 256;
+/// Locks that one lease may hold at a time.
+pub const LOCKS_PER_LEASE_MAX: usize = 10_000;
+/// Operations of one lease that may be under way at a time. Half of [`REQUESTS_PER_LEASE_KEPT`], so
+/// that whatever may still be retried is still remembered.
+pub const IN_FLIGHT_PER_LEASE_MAX: usize = 128;
+/// Request ids that each lease remembers, with their replies.
+pub const REQUESTS_PER_LEASE_KEPT: usize = 256;
+/// Request ids that made or ended leases and are remembered, with their replies.
+pub const LEASE_REQUESTS_KEPT: usize = 100_000;
+/// Leases that one `Expire` entry may name, so that no log entry grows without bound.
+pub const LEASES_PER_EXPIRE_MAX: usize = 4096;

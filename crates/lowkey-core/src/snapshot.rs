@@ -1,0 +1,386 @@
+//! The whole state as bytes, and as one number.
+//!
+//! Versioned protobuf, written in the order of the state's own collections, so equal states give
+//! equal bytes. Reading checks every invariant that it relies on: a snapshot comes from a disk or
+//! from another machine. The caller adds the checksum; the hash here says whether two *states* are
+//! the same.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use prost::Message as _;
+
+use crate::command::{NodeInfo, Reply};
+use crate::encoding::{DecodeError, NodeInfoProto};
+use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
+use crate::name::{
+    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, OwnerId, RequestId, Token, Ttl,
+};
+use crate::recent::Remembered;
+use crate::state::{Grant, Lease, State};
+
+/// The version of the snapshot's format. Raised when an older reader would misread it.
+pub const SNAPSHOT_VERSION: u32 = 1;
+
+/// Bytes that are not a snapshot that this build can use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotError {
+    /// Written by a later version.
+    UnknownVersion(u32),
+    /// Not a snapshot, or one that contradicts itself.
+    Malformed(String),
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownVersion(version) => write!(
+                f,
+                "the snapshot has format version {version}, and this build reads up to {SNAPSHOT_VERSION}; start \
+                 this node with the newer version that wrote it"
+            ),
+            Self::Malformed(what) => write!(f, "the snapshot is malformed: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for SnapshotError {}
+
+impl From<Invalid> for SnapshotError {
+    fn from(invalid: Invalid) -> Self {
+        Self::Malformed(invalid.to_string())
+    }
+}
+
+impl From<DecodeError> for SnapshotError {
+    fn from(error: DecodeError) -> Self {
+        Self::Malformed(error.to_string())
+    }
+}
+
+fn malformed<T>(what: impl Into<String>) -> Result<T, SnapshotError> {
+    Err(SnapshotError::Malformed(what.into()))
+}
+
+/// FNV-1a, 64 bits: a fixed, specified function, so that replicas of different builds agree. It
+/// guards against drift, not against an adversary.
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct StateProto {
+    #[prost(uint32, tag = "1")]
+    version: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    cluster: Vec<u8>,
+    #[prost(uint64, tag = "3")]
+    revision: u64,
+    #[prost(uint64, tag = "4")]
+    last_token: u64,
+    #[prost(uint64, tag = "5")]
+    last_lease: u64,
+    #[prost(uint64, tag = "6")]
+    last_member: u64,
+    #[prost(message, repeated, tag = "7")]
+    leases: Vec<LeaseProto>,
+    #[prost(message, repeated, tag = "8")]
+    locks: Vec<LockProto>,
+    #[prost(message, repeated, tag = "9")]
+    members: Vec<MemberProto>,
+    #[prost(message, repeated, tag = "10")]
+    lease_requests: Vec<RequestProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct LeaseProto {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(string, tag = "2")]
+    owner: String,
+    #[prost(int64, tag = "3")]
+    ttl_seconds: i64,
+    #[prost(message, repeated, tag = "4")]
+    requests: Vec<RequestProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct LockProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint64, tag = "2")]
+    lease: u64,
+    #[prost(uint64, tag = "3")]
+    token: u64,
+    #[prost(uint64, tag = "4")]
+    revision: u64,
+    #[prost(uint64, tag = "5")]
+    since_unix_ms: u64,
+    #[prost(string, tag = "6")]
+    request: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct MemberProto {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(message, optional, tag = "2")]
+    node: Option<NodeInfoProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RequestProto {
+    #[prost(string, tag = "1")]
+    request: String,
+    /// Only where the request made or ended a lease.
+    #[prost(string, tag = "2")]
+    owner: String,
+    #[prost(fixed64, tag = "3")]
+    fingerprint: u64,
+    #[prost(oneof = "ReplyProto", tags = "4, 5, 6, 7")]
+    reply: Option<ReplyProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum ReplyProto {
+    #[prost(message, tag = "4")]
+    LeaseCreated(LeaseCreatedProto),
+    #[prost(uint64, tag = "5")]
+    LeaseRevoked(u64),
+    #[prost(message, tag = "6")]
+    Granted(GrantedProto),
+    #[prost(bool, tag = "7")]
+    Released(bool),
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct LeaseCreatedProto {
+    #[prost(uint64, tag = "1")]
+    lease: u64,
+    #[prost(int64, tag = "2")]
+    ttl_seconds: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct GrantedProto {
+    #[prost(uint64, tag = "1")]
+    token: u64,
+    #[prost(uint64, tag = "2")]
+    lease: u64,
+    #[prost(int64, tag = "3")]
+    ttl_seconds: i64,
+    #[prost(uint64, tag = "4")]
+    revision: u64,
+}
+
+impl State {
+    /// The state as bytes; equal states give equal bytes.
+    pub fn encode_snapshot(&self) -> Vec<u8> {
+        StateProto {
+            version: SNAPSHOT_VERSION,
+            cluster: self.cluster.0.to_vec(),
+            revision: self.revision,
+            last_token: self.last_token.0,
+            last_lease: self.last_lease.0,
+            last_member: self.last_member.0,
+            leases: self.leases.iter().map(|(id, lease)| lease_proto(*id, lease)).collect(),
+            locks: self.locks.iter().map(|(name, grant)| lock_proto(name, grant)).collect(),
+            members: self
+                .members
+                .iter()
+                .map(|(id, node)| MemberProto { id: id.0, node: Some(node.into()) })
+                .collect(),
+            lease_requests: self
+                .lease_requests
+                .iter()
+                .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered))
+                .collect(),
+        }
+        .encode_to_vec()
+    }
+
+    /// Reads what [`State::encode_snapshot`] wrote, of this or an earlier version.
+    pub fn decode_snapshot(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let proto = StateProto::decode(bytes).map_err(|error| SnapshotError::Malformed(error.to_string()))?;
+        match proto.version {
+            0 => return malformed("it has no version"),
+            1..=SNAPSHOT_VERSION => {}
+            later => return Err(SnapshotError::UnknownVersion(later)),
+        }
+        let Ok(cluster) = <[u8; 16]>::try_from(proto.cluster.as_slice()) else {
+            return malformed("its cluster id is not 16 bytes");
+        };
+        let mut state = Self::new(ClusterId(cluster));
+        state.revision = proto.revision;
+        state.last_token = Token(proto.last_token);
+        state.last_lease = LeaseId(proto.last_lease);
+        state.last_member = MemberId(proto.last_member);
+        proto.leases.into_iter().try_for_each(|lease| state.restore_lease(lease))?;
+        proto.locks.into_iter().try_for_each(|lock| state.restore_lock(lock))?;
+        let tokens: BTreeSet<Token> = state.locks.values().map(|grant| grant.token).collect();
+        if tokens.len() != state.locks.len() {
+            return malformed("two grants have the same token");
+        }
+        proto.members.into_iter().try_for_each(|member| state.restore_member(member))?;
+        let identities: BTreeSet<NodeIdentity> = state.members.values().map(|node| node.identity).collect();
+        if identities.len() != state.members.len() {
+            return malformed("two members have the same identity");
+        }
+        if proto.lease_requests.len() > LEASE_REQUESTS_KEPT {
+            return malformed("it remembers more requests than are kept");
+        }
+        for request in proto.lease_requests {
+            let key = (OwnerId::parse(&request.owner)?, RequestId::parse(&request.request)?);
+            if state.lease_requests.get(&key).is_some() {
+                return malformed(format!("it remembers request {} twice", key.1));
+            }
+            state.lease_requests.insert(key, remembered(&request)?);
+        }
+        Ok(state)
+    }
+
+    /// One number for the whole state: replicas that applied the same entries have the same.
+    pub fn hash(&self) -> u64 {
+        Self::hash_of_snapshot(&self.encode_snapshot())
+    }
+
+    /// The hash of the state that these bytes encode, without decoding them.
+    pub fn hash_of_snapshot(bytes: &[u8]) -> u64 {
+        fnv1a(bytes)
+    }
+
+    fn restore_lease(&mut self, proto: LeaseProto) -> Result<(), SnapshotError> {
+        let id = LeaseId(proto.id);
+        if id.0 == 0 || id > self.last_lease {
+            return malformed(format!("lease {id} is beyond the counter {}", self.last_lease));
+        }
+        let mut lease = Lease::new(OwnerId::parse(&proto.owner)?, Ttl::parse(proto.ttl_seconds)?);
+        if proto.requests.len() > REQUESTS_PER_LEASE_KEPT {
+            return malformed(format!("lease {id} remembers more requests than are kept"));
+        }
+        for request in proto.requests {
+            let key = RequestId::parse(&request.request)?;
+            if lease.requests.get(&key).is_some() {
+                return malformed(format!("lease {id} remembers request {key} twice"));
+            }
+            lease.requests.insert(key, remembered(&request)?);
+        }
+        match self.leases.insert(id, lease) {
+            Some(_) => malformed(format!("lease {id} is there twice")),
+            None => Ok(()),
+        }
+    }
+
+    fn restore_lock(&mut self, proto: LockProto) -> Result<(), SnapshotError> {
+        let name = LockName::parse(&proto.name)?;
+        let token = Token(proto.token);
+        if token.0 == 0 || token > self.last_token {
+            return malformed(format!("the token {token} of lock {name} is beyond the counter"));
+        }
+        if proto.revision > self.revision {
+            return malformed(format!(
+                "lock {name} was granted at revision {}, which is yet to come",
+                proto.revision
+            ));
+        }
+        let lease_id = LeaseId(proto.lease);
+        let Some(lease) = self.leases.get_mut(&lease_id) else {
+            return malformed(format!("lock {name} is held by lease {lease_id}, which does not exist"));
+        };
+        lease.held.insert(name.clone());
+        let grant = Grant {
+            lease: lease_id,
+            token,
+            revision: proto.revision,
+            since_unix_ms: proto.since_unix_ms,
+            request: RequestId::parse(&proto.request)?,
+        };
+        match self.locks.insert(name.clone(), grant) {
+            Some(_) => malformed(format!("lock {name} is held twice")),
+            None => Ok(()),
+        }
+    }
+
+    fn restore_member(&mut self, proto: MemberProto) -> Result<(), SnapshotError> {
+        let id = MemberId(proto.id);
+        if id.0 == 0 || id > self.last_member {
+            return malformed(format!("member {id} is beyond the counter {}", self.last_member));
+        }
+        let Some(node) = proto.node else {
+            return malformed(format!("member {id} is not described"));
+        };
+        match self.members.insert(id, NodeInfo::try_from(node)?) {
+            Some(_) => malformed(format!("member {id} is there twice")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn lease_proto(id: LeaseId, lease: &Lease) -> LeaseProto {
+    LeaseProto {
+        id: id.0,
+        owner: lease.owner.to_string(),
+        ttl_seconds: lease.ttl.seconds(),
+        requests: lease
+            .requests
+            .iter()
+            .map(|(request, remembered)| request_proto(None, request, remembered))
+            .collect(),
+    }
+}
+
+fn lock_proto(name: &LockName, grant: &Grant) -> LockProto {
+    LockProto {
+        name: name.to_string(),
+        lease: grant.lease.0,
+        token: grant.token.0,
+        revision: grant.revision,
+        since_unix_ms: grant.since_unix_ms,
+        request: grant.request.to_string(),
+    }
+}
+
+fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Remembered) -> RequestProto {
+    let reply = match &remembered.reply {
+        Reply::LeaseCreated { lease, ttl } => {
+            ReplyProto::LeaseCreated(LeaseCreatedProto { lease: lease.0, ttl_seconds: ttl.seconds() })
+        }
+        Reply::LeaseRevoked { released } => ReplyProto::LeaseRevoked(*released),
+        Reply::Granted { token, lease, ttl, revision } => ReplyProto::Granted(GrantedProto {
+            token: token.0,
+            lease: lease.0,
+            ttl_seconds: ttl.seconds(),
+            revision: *revision,
+        }),
+        Reply::Released => ReplyProto::Released(true),
+        Reply::Expired { .. } | Reply::MemberAdded { .. } => {
+            unreachable!("only requests of clients are remembered")
+        }
+    };
+    RequestProto {
+        request: request.to_string(),
+        owner: owner.map(ToString::to_string).unwrap_or_default(),
+        fingerprint: remembered.fingerprint,
+        reply: Some(reply),
+    }
+}
+
+fn remembered(proto: &RequestProto) -> Result<Remembered, SnapshotError> {
+    let reply = match &proto.reply {
+        Some(ReplyProto::LeaseCreated(created)) => {
+            Reply::LeaseCreated { lease: LeaseId(created.lease), ttl: Ttl::parse(created.ttl_seconds)? }
+        }
+        Some(ReplyProto::LeaseRevoked(released)) => Reply::LeaseRevoked { released: *released },
+        Some(ReplyProto::Granted(granted)) => Reply::Granted {
+            token: Token(granted.token),
+            lease: LeaseId(granted.lease),
+            ttl: Ttl::parse(granted.ttl_seconds)?,
+            revision: granted.revision,
+        },
+        Some(ReplyProto::Released(_)) => Reply::Released,
+        None => return malformed(format!("request {} is remembered without its reply", proto.request)),
+    };
+    Ok(Remembered { fingerprint: proto.fingerprint, reply })
+}

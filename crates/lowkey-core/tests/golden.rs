@@ -1,0 +1,409 @@
+//! Runs the golden scripts in `testscripts`: behaviour as text, one property a file.
+//!
+//! A script is commands, `---`, and what came of them. The output is written by the tests themselves
+//! with `UPDATE_GOLDENFILES=1 cargo test -p lowkey-core --test golden`, and then reviewed.
+//! A new script is found when this file is compiled anew: `touch` it.
+//!
+//! Entries of the log, each applied at the next revision; a request id of their own is made up where
+//! none is given:
+//! - `create_lease OWNER ttl=SECONDS [request=ID]`
+//! - `revoke LEASE OWNER [request=ID]`
+//! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [since=MS] [request=ID]`
+//! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
+//! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`
+//! - `expire LEASE… decided_term=TERM`
+//! - `add_member NAME identity=0..255 [host=HOST] [version=N]`
+//! - `noop`: an entry without a command
+//!
+//! And around them:
+//! - `check ENTRY`: what an entry would be answered, changing nothing
+//! - `bytes ENTRY`: what it looks like in the log
+//! - `term TERM`: the term of the entries that follow
+//! - `revision REVISION`: the next entry has this one
+//! - `churn LOCK OWNER lease=LEASE times=N`: acquires and releases N times, each with new request ids
+//! - `state`, `hash`
+//! - `snapshot`: encodes, decodes, compares, and goes on with the decoded one
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use lowkey_core::{
+    AcquireWith, Applied, COMMAND_VERSION, Cause, ClusterId, Command, Event, GrantRef, Invalid, LeaseId,
+    LockName, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, State, Token,
+    Ttl,
+};
+use prost::Message as _;
+use test_each_file::test_each_path;
+
+mod wire;
+
+test_each_path! { in "./crates/lowkey-core/tests/testscripts" as testscripts => run_script }
+
+fn run_script(path: &Path) {
+    let mut runner = Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1 };
+    goldenscript::run(&mut runner, path).expect("the script can be read");
+}
+
+/// One line of a script.
+#[derive(goldenscript::Command)]
+enum Step {
+    Noop,
+    Term(u64),
+    Revision(u64),
+    Churn {
+        lock: String,
+        owner: String,
+        #[arg(key)]
+        lease: u64,
+        #[arg(key)]
+        times: u64,
+    },
+    State,
+    Hash,
+    Snapshot,
+    /// An entry, or what is asked about one: `check` and `bytes` stand before it.
+    #[command(other)]
+    Entry(goldenscript::Command),
+}
+
+/// A command of the state machine, as scripts write it.
+#[derive(goldenscript::Command)]
+enum Entry {
+    CreateLease {
+        owner: String,
+        #[arg(key)]
+        ttl: i64,
+        #[arg(key)]
+        request: Option<String>,
+    },
+    Revoke {
+        lease: u64,
+        owner: String,
+        #[arg(key)]
+        request: Option<String>,
+    },
+    Acquire {
+        lock: String,
+        owner: String,
+        #[arg(key)]
+        lease: Option<u64>,
+        #[arg(key)]
+        ttl: Option<i64>,
+        #[arg(key, optional)]
+        since: u64,
+        #[arg(key)]
+        request: Option<String>,
+    },
+    Release {
+        lock: String,
+        #[arg(key)]
+        lease: Option<u64>,
+        #[arg(key)]
+        by_request: Option<String>,
+        #[arg(key)]
+        owner: Option<String>,
+        #[arg(key)]
+        token: Option<u64>,
+        #[arg(key)]
+        request: Option<String>,
+    },
+    Expire {
+        #[arg(optional)]
+        leases: Vec<u64>,
+        #[arg(key)]
+        decided_term: u64,
+    },
+    AddMember {
+        name: String,
+        #[arg(key)]
+        identity: u8,
+        #[arg(key)]
+        host: Option<String>,
+        #[arg(key)]
+        version: Option<u32>,
+    },
+}
+
+impl Entry {
+    /// The real command. `fresh` is its request id if the script gives none.
+    fn into_command(self, fresh: &str) -> Result<Command, Box<dyn Error>> {
+        let id = |request: Option<String>| RequestId::parse(request.as_deref().unwrap_or(fresh));
+        Ok(match self {
+            Self::CreateLease { owner, ttl, request } => Command::CreateLease {
+                owner: OwnerId::parse(&owner)?,
+                ttl: Ttl::parse(ttl)?,
+                request: id(request)?,
+            },
+            Self::Revoke { lease, owner, request } => Command::RevokeLease {
+                lease: LeaseId(lease),
+                owner: OwnerId::parse(&owner)?,
+                request: id(request)?,
+            },
+            Self::Acquire { lock, owner, lease, ttl, since, request } => Command::Acquire {
+                lock: LockName::parse(&lock)?,
+                owner: OwnerId::parse(&owner)?,
+                with: match (lease, ttl) {
+                    (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
+                    (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
+                    _ => return Err("acquire takes a lease or a ttl".into()),
+                },
+                since_unix_ms: since,
+                request: id(request)?,
+            },
+            Self::Release { lock, lease, by_request, owner, token, request } => Command::Release {
+                lock: LockName::parse(&lock)?,
+                grant: match (by_request, lease.map(LeaseId), owner) {
+                    (None, Some(lease), None) => GrantRef::Lease(lease),
+                    (Some(acquire), Some(lease), None) => {
+                        GrantRef::Request(RequestId::parse(&acquire)?, Requester::Lease(lease))
+                    }
+                    (Some(acquire), None, Some(owner)) => GrantRef::Request(
+                        RequestId::parse(&acquire)?,
+                        Requester::Owner(OwnerId::parse(&owner)?),
+                    ),
+                    _ => return Err("release takes a lease, or by_request and a lease or an owner".into()),
+                },
+                token: token.map(Token),
+                request: id(request)?,
+            },
+            Self::Expire { leases, decided_term } => {
+                Command::Expire { leases: leases.into_iter().map(LeaseId).collect(), decided_term }
+            }
+            Self::AddMember { name, identity, host, version } => {
+                let host = host.unwrap_or_else(|| name.clone());
+                Command::AddMember {
+                    node: NodeInfo {
+                        name: NodeName::parse(&name)?,
+                        identity: NodeIdentity([identity; 16]),
+                        raft_address: format!("{host}:7000"),
+                        grpc_address: format!("{host}:9000"),
+                        http_address: format!("{host}:8080"),
+                        command_version: version.unwrap_or(COMMAND_VERSION),
+                    },
+                }
+            }
+        })
+    }
+}
+
+struct Runner {
+    state: State,
+    term: u64,
+    next_revision: u64,
+}
+
+impl goldenscript::Runner for Runner {
+    type Command = Step;
+
+    fn run(&mut self, step: &Step, _: &goldenscript::Context) -> Result<String, Box<dyn Error>> {
+        let mut output = String::new();
+        match step {
+            Step::Noop => {
+                let revision = self.take_revision();
+                self.state.advance(revision);
+                writeln!(output, "{revision} → nothing")?;
+            }
+            Step::Term(term) => self.term = *term,
+            Step::Revision(revision) => self.next_revision = *revision,
+            Step::Churn { lock, owner, lease, times } => {
+                output = self.churn(lock, owner, LeaseId(*lease), *times)?;
+            }
+            Step::State => output = dump(&self.state)?,
+            Step::Hash => writeln!(output, "{:016x}", self.state.hash())?,
+            Step::Snapshot => {
+                let bytes = self.state.encode_snapshot();
+                let decoded = State::decode_snapshot(&bytes)?;
+                if decoded != self.state || decoded.hash() != self.state.hash() {
+                    return Err(format!("read back as {decoded:?}, was {:?}", self.state).into());
+                }
+                writeln!(output, "read back the same, {} bytes", bytes.len())?;
+                self.state = decoded;
+            }
+            Step::Entry(raw) => match raw.name.as_str() {
+                "check" => {
+                    let command = self.parse(&inner(raw)?)?;
+                    let would = match self.state.check(&command) {
+                        Err(refusal) => format!("refused: {}", refusal_words(&refusal)),
+                        Ok(Some(reply)) => format!("answered as known: {}", reply_words(&reply)),
+                        Ok(None) => "carried out".to_owned(),
+                    };
+                    writeln!(output, "would be {would}")?;
+                }
+                "bytes" => {
+                    let bytes = self.parse(&inner(raw)?)?.encode();
+                    let hex: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                    writeln!(output, "{}", hex.join(" "))?;
+                }
+                _ => {
+                    let command = self.parse(raw)?;
+                    let revision = self.take_revision();
+                    let applied = self.state.apply(revision, self.term, &command);
+                    write!(output, "{revision} → {}", applied_words(&applied)?)?;
+                }
+            },
+        }
+        Ok(output)
+    }
+}
+
+impl Runner {
+    fn take_revision(&mut self) -> u64 {
+        self.next_revision += 1;
+        self.next_revision - 1
+    }
+
+    fn parse(&self, raw: &goldenscript::Command) -> Result<Command, Box<dyn Error>> {
+        Entry::try_from(raw)?.into_command(&format!("auto-{}", self.next_revision))
+    }
+
+    fn churn(
+        &mut self,
+        lock: &str,
+        owner: &str,
+        lease: LeaseId,
+        times: u64,
+    ) -> Result<String, Box<dyn Error>> {
+        let (lock, owner) = (LockName::parse(lock)?, OwnerId::parse(owner)?);
+        let first = self.next_revision;
+        for _ in 0..times {
+            let request = |kind: &str, revision: u64| -> Result<RequestId, Invalid> {
+                RequestId::parse(&format!("churn-{kind}-{revision}"))
+            };
+            let acquire = Command::Acquire {
+                lock: lock.clone(),
+                owner: owner.clone(),
+                with: AcquireWith::Lease(lease),
+                since_unix_ms: 0,
+                request: request("acquire", self.next_revision)?,
+            };
+            let release = Command::Release {
+                lock: lock.clone(),
+                grant: GrantRef::Lease(lease),
+                token: None,
+                request: request("release", self.next_revision)?,
+            };
+            for command in [acquire, release] {
+                let revision = self.take_revision();
+                if let Err(refusal) = self.state.apply(revision, self.term, &command).reply {
+                    return Err(format!("{command:?}: {}", refusal_words(&refusal)).into());
+                }
+            }
+        }
+        let last = self.next_revision - 1;
+        Ok(format!("{first}..{last} → {lock} was acquired and released {times} times\n"))
+    }
+}
+
+/// `check acquire a alice …` is about `acquire a alice …`.
+fn inner(raw: &goldenscript::Command) -> Result<goldenscript::Command, Box<dyn Error>> {
+    let mut entry = raw.clone();
+    entry.name = raw.consume_args().next_pos().ok_or("an entry must follow")?.to_owned();
+    entry.args.remove(0);
+    Ok(entry)
+}
+
+fn applied_words(applied: &Applied) -> Result<String, std::fmt::Error> {
+    let mut words = String::new();
+    match &applied.reply {
+        Ok(reply) => writeln!(words, "{}", reply_words(reply))?,
+        Err(refusal) => writeln!(words, "refused: {}", refusal_words(refusal))?,
+    }
+    for event in &applied.events {
+        writeln!(words, "    {}", event_words(event))?;
+    }
+    Ok(words)
+}
+
+fn reply_words(reply: &Reply) -> String {
+    match reply {
+        Reply::LeaseCreated { lease, ttl } => format!("lease {lease} created, ttl {} s", ttl.seconds()),
+        Reply::LeaseRevoked { released } => format!("lease revoked, {released} locks released"),
+        Reply::Granted { token, lease, ttl, revision } => {
+            format!(
+                "granted: token {token}, lease {lease}, ttl {} s, since revision {revision}",
+                ttl.seconds()
+            )
+        }
+        Reply::Released => "released".to_owned(),
+        Reply::Expired { count } => format!("{count} leases expired"),
+        Reply::MemberAdded { member } => format!("member {member}"),
+    }
+}
+
+fn refusal_words(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::LeaseNotFound { lease } => format!("LEASE_NOT_FOUND lease {lease}"),
+        Refusal::LockNotFound { lock } => format!("LOCK_NOT_FOUND {lock}"),
+        Refusal::LockHeld { lock, holder } => format!(
+            "LOCK_HELD {lock}, by {} with lease {}, token {}, since {} ms",
+            holder.owner, holder.lease, holder.token, holder.since_unix_ms
+        ),
+        Refusal::NotOwner { what } => format!("NOT_OWNER {what}"),
+        Refusal::StaleToken { lock, given, current } => {
+            format!("STALE_TOKEN {lock}, given {given}, current {current}")
+        }
+        Refusal::TooManyLocks { lease } => format!("TOO_MANY_LOCKS lease {lease}"),
+        Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
+        Refusal::NodeNameTaken { name, by } => format!("NODE_NAME_TAKEN {name}, by identity {by}"),
+    }
+}
+
+fn event_words(event: &Event) -> String {
+    match event {
+        Event::LeaseCreated { lease, ttl } => {
+            format!("event: lease {lease} created, ttl {} s", ttl.seconds())
+        }
+        Event::LeaseEnded { lease } => format!("event: lease {lease} ended"),
+        Event::Acquired { lock, lease, token } => {
+            format!("event: {lock} acquired, lease {lease}, token {token}")
+        }
+        Event::Freed { lock, token, cause } => {
+            let cause = match cause {
+                Cause::Released => "released",
+                Cause::Revoked => "lease revoked",
+                Cause::Expired => "lease expired",
+            };
+            format!("event: {lock} freed, token {token}, {cause}")
+        }
+    }
+}
+
+fn dump(state: &State) -> Result<String, Box<dyn Error>> {
+    let wire = wire::StateWire::decode(state.encode_snapshot().as_slice())?;
+    let mut output = String::new();
+    writeln!(
+        output,
+        "revision {}, last token {}, last lease {}, last member {}",
+        state.revision(),
+        state.last_token(),
+        wire.last_lease,
+        wire.last_member
+    )?;
+    for (id, lease) in state.leases() {
+        let held: Vec<_> =
+            state.locks().filter(|(_, g)| g.lease == id).map(|(name, _)| name.as_str()).collect();
+        let held = if held.is_empty() { "nothing".to_owned() } else { held.join(" ") };
+        writeln!(output, "lease {id}: {}, ttl {} s, holds {held}", lease.owner, lease.ttl.seconds())?;
+    }
+    for (name, grant) in state.locks() {
+        writeln!(
+            output,
+            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}",
+            grant.lease, grant.token, grant.revision, grant.since_unix_ms, grant.request
+        )?;
+    }
+    for (id, node) in state.members() {
+        writeln!(
+            output,
+            "member {id}: {}, identity {}, raft {}, grpc {}, http {}, commands {}",
+            node.name,
+            node.identity,
+            node.raft_address,
+            node.grpc_address,
+            node.http_address,
+            node.command_version
+        )?;
+    }
+    Ok(output)
+}
