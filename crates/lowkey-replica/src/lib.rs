@@ -1,0 +1,31 @@
+//! The sans-I/O replica of lowkey: `raft`, the state machine, and the leader's lease table.
+//!
+//! Input in, output out, one step at a time, on one thread. The server runs it on real disks, sockets
+//! and clocks, the simulator on made-up ones: it is the same code.
+//!
+//! Where to look: [`Replica`] for how it is driven; `lease_table` for the rules of time (R1–R4, R8);
+//! `rounds` for how a quorum is asked once for many; `proposals` for what a caller may be told;
+//! `members` for how nodes join; `recovery` for what a crash may leave behind.
+//!
+//! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
+//! as values, and `clippy.toml` beside the manifest keeps it so.
+
+mod lease_table;
+mod log_store;
+mod members;
+mod output;
+mod proposals;
+mod recovery;
+mod replica;
+mod rounds;
+mod snapshots;
+mod status;
+mod time;
+pub mod wire;
+
+pub use output::{Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};
+pub use raft::eraftpb::{Message, MessageType};
+pub use recovery::{Found, Founding, RecoverError, found};
+pub use replica::{CallId, Config, DiskRoom, Fatal, Input, Replica, Request};
+pub use status::{MemberStatus, Role, Status};
+pub use time::{MILLISECOND, Nanos};

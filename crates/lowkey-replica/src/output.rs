@@ -1,0 +1,154 @@
+//! What a replica wants done: messages to send, records to persist, answers to give.
+
+use lowkey_core::{Holder, LeaseId, MemberId, Refusal, Reply, Ttl};
+use raft::eraftpb;
+
+use crate::replica::CallId;
+use crate::wire;
+
+/// The first half of a turn.
+#[derive(Debug)]
+pub struct Turn {
+    /// To be carried out now, before anything is persisted.
+    pub output: Output,
+    /// To be on disk before [`crate::Replica::end_turn`] is called.
+    pub persist: Persist,
+}
+
+/// What may be carried out as it stands.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Messages for other replicas, in order.
+    pub messages: Vec<eraftpb::Message>,
+    /// Answers to callers; each caller gets one.
+    pub replies: Vec<(CallId, Result<Response, Failure>)>,
+    /// A snapshot to write, at leisure; then [`crate::Input::SnapshotSaved`] or
+    /// [`crate::Input::SnapshotFailed`].
+    pub snapshot: Option<SnapshotFile>,
+}
+
+impl Output {
+    pub(crate) fn reply(&mut self, call: CallId, answer: Result<Response, Failure>) {
+        self.replies.push((call, answer));
+    }
+
+    /// True if there is nothing to carry out.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.replies.is_empty() && self.snapshot.is_none()
+    }
+}
+
+/// What must be on disk before the turn ends, in this order: the snapshot, then the records, in one
+/// batch, synced.
+#[derive(Debug, Default)]
+pub struct Persist {
+    /// A snapshot that came from the leader and replaces the log before it.
+    pub snapshot: Option<SnapshotFile>,
+    /// Records for the log.
+    pub records: Vec<LogRecord>,
+}
+
+impl Persist {
+    /// True if nothing has to reach the disk.
+    pub fn is_empty(&self) -> bool {
+        self.snapshot.is_none() && self.records.is_empty()
+    }
+}
+
+/// A snapshot and its index.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SnapshotFile {
+    /// The index of the last entry that it covers.
+    pub index: u64,
+    /// The file's payload.
+    pub payload: Vec<u8>,
+}
+
+/// One record of the durable log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogRecord {
+    /// What it is.
+    pub kind: RecordKind,
+    /// The entry's index; for a compaction or a new beginning, the last index that is gone.
+    pub index: u64,
+    /// Its bytes.
+    pub payload: Vec<u8>,
+}
+
+/// The kinds of records in the durable log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// An entry: replaces the one at its index and all behind it.
+    Entry,
+    /// Term, vote and commit: the last one counts.
+    HardState,
+    /// The entries up to the index are gone.
+    Compaction,
+    /// All entries are gone, and the log goes on behind the index.
+    Reset,
+}
+
+impl LogRecord {
+    pub(crate) fn entry(entry: &eraftpb::Entry) -> Self {
+        Self { kind: RecordKind::Entry, index: entry.index, payload: wire::encode_entry(entry) }
+    }
+
+    pub(crate) fn hard_state(hard_state: &eraftpb::HardState) -> Self {
+        Self { kind: RecordKind::HardState, index: 0, payload: wire::encode_hard_state(hard_state) }
+    }
+
+    pub(crate) fn compaction(index: u64, term: u64) -> Self {
+        Self { kind: RecordKind::Compaction, index, payload: wire::encode_compaction(term) }
+    }
+
+    pub(crate) fn reset(index: u64, term: u64) -> Self {
+        Self { kind: RecordKind::Reset, index, payload: wire::encode_compaction(term) }
+    }
+}
+
+/// A good answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Response {
+    /// The command was applied, or had been before under the same request id.
+    Applied(Reply),
+    /// The lease lives on.
+    Renewed {
+        /// Its time to live.
+        ttl: Ttl,
+    },
+    /// Who holds a lock.
+    Lock {
+        /// The holder, if there is one.
+        holder: Option<Holder>,
+        /// The revision as of which this is true.
+        revision: u64,
+    },
+}
+
+/// Why there is no good answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Failure {
+    /// The state machine refused.
+    Refused(Refusal),
+    /// This replica does not lead, or not any more; nothing was done.
+    NotLeader {
+        /// Who does, if that is known.
+        leader: Option<MemberId>,
+    },
+    /// It was proposed, and what became of it is not known here: it may happen yet.
+    OutcomeUnknown,
+    /// Too much is waiting to be committed; nothing was done.
+    Busy,
+    /// The lease has as many operations under way as it may; nothing was done.
+    TooManyInFlight {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// There are as many leases as there may be; nothing was done.
+    TooManyLeases {
+        /// How many that is.
+        leases_max: usize,
+    },
+    /// The leader's disk is full; nothing was done.
+    DiskFull,
+}

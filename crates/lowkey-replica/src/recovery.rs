@@ -1,0 +1,223 @@
+//! How a replica comes to life: founded, joined, or found again on disk.
+//!
+//! The snapshot and the log are two files that a crash may leave out of step: a snapshot is written
+//! before the log is cut, and a leader's snapshot before the log begins anew behind it. Here they
+//! are brought in step by the same rule that `raft` uses on the wire: where the log agrees with the
+//! snapshot it goes on, where it does not it is given up. What cannot be explained by a crash is
+//! refused.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use lowkey_core::{ClusterId, Command, MemberId, NodeInfo, Reply, State};
+use raft::RawNode;
+use raft::eraftpb;
+
+use crate::log_store::LogStore;
+use crate::output::{LogRecord, SnapshotFile};
+use crate::replica::{Config, ELECTION_TICKS, HEARTBEAT_TICKS, Replica};
+use crate::snapshots::read_state;
+use crate::wire::{self, SnapshotParts};
+
+/// What was found on disk for the group. All empty for a node that has just joined.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The newest snapshot's payload.
+    pub snapshot: Option<Vec<u8>>,
+    /// The last hard state.
+    pub hard_state: Option<Vec<u8>>,
+    /// The last compaction: the index up to which entries are gone, and its payload.
+    pub compaction: Option<(u64, Vec<u8>)>,
+    /// The entries that follow, without gaps.
+    pub entries: VecDeque<(u64, Vec<u8>)>,
+}
+
+/// What was found on disk cannot be a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecoverError(pub String);
+
+impl fmt::Display for RecoverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RecoverError {}
+
+impl From<wire::WireError> for RecoverError {
+    fn from(error: wire::WireError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// What a founder puts on disk before it starts: a snapshot at index 1, so that whoever joins learns
+/// the first voter from it, and the log's first records.
+#[derive(Debug)]
+pub struct Founding {
+    /// The founder's id in the group.
+    pub member: MemberId,
+    /// The first snapshot.
+    pub snapshot: SnapshotFile,
+    /// The first records of the log.
+    pub records: Vec<LogRecord>,
+}
+
+/// Founds a cluster with one node.
+pub fn found(cluster: ClusterId, node: NodeInfo) -> Founding {
+    const FIRST: u64 = 1;
+    let mut state = State::new(cluster);
+    let applied = state.apply(FIRST, FIRST, &Command::AddMember { node });
+    let Ok(Reply::MemberAdded { member }) = applied.reply else {
+        unreachable!("the first node of a cluster has no rivals");
+    };
+    let conf_state = eraftpb::ConfState { voters: vec![member.0], ..Default::default() };
+    let hard_state = eraftpb::HardState { term: FIRST, commit: FIRST, ..Default::default() };
+    let records = vec![LogRecord::hard_state(&hard_state), LogRecord::reset(FIRST, FIRST)];
+    let state = state.encode_snapshot();
+    let state_hash = State::hash_of_snapshot(&state);
+    let parts = SnapshotParts { index: FIRST, term: FIRST, conf_state, state, state_hash };
+    Founding {
+        member,
+        snapshot: SnapshotFile { index: FIRST, payload: wire::encode_snapshot(parts) },
+        records,
+    }
+}
+
+impl Replica {
+    /// Brings a replica to life from what its disk holds.
+    pub fn recover(config: Config, cluster: ClusterId, found: Found) -> Result<Self, RecoverError> {
+        let mut log = Log::read(&found)?;
+        let (state, conf_state, applied) = match &found.snapshot {
+            // A founder starts with a snapshot, and a joiner's first entry comes behind one.
+            None if log.last() > 0 => {
+                return Err(RecoverError(format!(
+                    "the log begins behind index {}, but there is no snapshot of what came before",
+                    log.compacted_index
+                )));
+            }
+            None => (State::new(cluster), eraftpb::ConfState::default(), 0),
+            Some(payload) => {
+                let parts = wire::decode_snapshot(payload)?;
+                let state = read_state(&parts)?;
+                log.agree_with(&parts)?;
+                (state, parts.conf_state, parts.index)
+            }
+        };
+        if state.cluster() != cluster {
+            return Err(RecoverError(format!(
+                "the snapshot is of cluster {}, but this node belongs to cluster {cluster}",
+                state.cluster()
+            )));
+        }
+        if log.hard_state.commit > log.last() {
+            return Err(RecoverError(format!(
+                "the log ends at index {}, but entries up to {} were committed: entries are missing",
+                log.last(),
+                log.hard_state.commit
+            )));
+        }
+        let compaction = (log.compacted_index, log.compacted_term);
+        let store = LogStore::new(log.hard_state, conf_state.clone(), compaction, log.entries);
+        let raft_config = raft::Config {
+            id: config.member.0,
+            election_tick: ELECTION_TICKS,
+            heartbeat_tick: HEARTBEAT_TICKS,
+            applied,
+            check_quorum: true,
+            pre_vote: true,
+            read_only_option: raft::ReadOnlyOption::Safe,
+            max_size_per_msg: 512 * 1024,
+            max_inflight_msgs: 256,
+            max_uncommitted_size: 32 * 1024 * 1024,
+            max_committed_size_per_ready: 4 * 1024 * 1024,
+            batch_append: true,
+            ..raft::Config::default()
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let node = RawNode::new(&raft_config, store, &logger)
+            .map_err(|error| RecoverError(format!("the log cannot be used: {error}")))?;
+        let mut replica = Self::assemble(config, node, state, conf_state);
+        // The disk still has the log that was given up: what follows would leave a gap behind it.
+        if log.given_up {
+            replica.repairs.push(LogRecord::reset(compaction.0, compaction.1));
+        }
+        Ok(replica)
+    }
+}
+
+/// The log as it was read, on its way to being usable.
+struct Log {
+    hard_state: eraftpb::HardState,
+    compacted_index: u64,
+    compacted_term: u64,
+    entries: VecDeque<eraftpb::Entry>,
+    /// It did not agree with the snapshot, and begins anew behind it.
+    given_up: bool,
+}
+
+impl Log {
+    fn read(found: &Found) -> Result<Self, RecoverError> {
+        let hard_state = match &found.hard_state {
+            Some(bytes) => wire::decode_hard_state(bytes)?,
+            None => eraftpb::HardState::default(),
+        };
+        let (compacted_index, compacted_term) = match &found.compaction {
+            Some((index, payload)) => (*index, wire::decode_compaction(payload)?),
+            None => (0, 0),
+        };
+        let mut entries = VecDeque::with_capacity(found.entries.len());
+        for (index, bytes) in &found.entries {
+            let entry = wire::decode_entry(bytes)?;
+            let expected = compacted_index + 1 + entries.len() as u64;
+            if entry.index != *index || entry.index != expected {
+                return Err(RecoverError(format!("the log holds entry {index} where {expected} belongs")));
+            }
+            entries.push_back(entry);
+        }
+        Ok(Self { hard_state, compacted_index, compacted_term, entries, given_up: false })
+    }
+
+    fn last(&self) -> u64 {
+        self.compacted_index + self.entries.len() as u64
+    }
+
+    fn term(&self, index: u64) -> Option<u64> {
+        match index.checked_sub(self.compacted_index)? {
+            0 => Some(self.compacted_term),
+            offset => self.entries.get(offset as usize - 1).map(|entry| entry.term),
+        }
+    }
+
+    /// Brings the log in step with a snapshot that may be newer than all it knows.
+    fn agree_with(&mut self, snapshot: &SnapshotParts) -> Result<(), RecoverError> {
+        if snapshot.index < self.compacted_index {
+            return Err(RecoverError(format!(
+                "the log begins behind index {}, but the newest snapshot is of index {}: a snapshot file is \
+                 missing",
+                self.compacted_index, snapshot.index
+            )));
+        }
+        if self.term(snapshot.index) != Some(snapshot.term) {
+            // A snapshot from the leader was saved, and the crash came before the log began anew.
+            // That explains only entries that were not committed.
+            if snapshot.index <= self.hard_state.commit {
+                return Err(RecoverError(format!(
+                    "the log and the snapshot of index {} disagree about what was committed",
+                    snapshot.index
+                )));
+            }
+            self.entries.clear();
+            self.compacted_index = snapshot.index;
+            self.compacted_term = snapshot.term;
+            self.given_up = true;
+        }
+        // What a snapshot covers is committed, in a term that has begun. No vote of that term can be
+        // lost: a vote is on disk before it is cast, and then the hard state would know the term.
+        if self.hard_state.term < snapshot.term {
+            self.hard_state.term = snapshot.term;
+            self.hard_state.vote = 0;
+        }
+        self.hard_state.commit = self.hard_state.commit.max(snapshot.index);
+        Ok(())
+    }
+}

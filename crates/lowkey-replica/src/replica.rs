@@ -1,0 +1,626 @@
+//! One node's copy of a group: `raft`, the state machine, the lease table and the callers that wait.
+//!
+//! A replica decides and does nothing. Inputs go in through [`Replica::step`], each with its own
+//! reading of the clock; then one *turn* is taken:
+//!
+//! ```text
+//!   begin_turn ─► messages that may leave at once, replies, and what must be persisted
+//!      caller writes and syncs
+//!   end_turn   ─► messages that had to wait for the disk, replies to what was applied
+//! ```
+//!
+//! What holds it together:
+//! - An entry is applied only when it is committed *and* on this node's disk.
+//! - A caller gets an answer exactly once, and a good one only after its entry was applied here or
+//!   its round was confirmed in the present term.
+//! - Every change of term or role fails all rounds and forgets all deadlines, in the same step.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LEASES_PER_EXPIRE_MAX};
+use lowkey_core::{
+    AcquireWith, Command, GrantRef, LeaseId, LockName, MemberId, Refusal, Reply, Requester, State, Ttl,
+};
+use raft::eraftpb;
+use raft::{RawNode, Ready, StateRole};
+
+use crate::lease_table::{LeaseTable, Renewal};
+use crate::log_store::LogStore;
+use crate::output::{Failure, LogRecord, Output, Persist, Response, Turn};
+use crate::proposals::Proposals;
+use crate::rounds::{Rounds, Waiter, Wish};
+use crate::time::{MILLISECOND, Nanos};
+
+/// R8: two ticks further apart than this, and the leader knows that it was stalled.
+const STALL_NANOS: u64 = 250 * MILLISECOND;
+/// How long a caller whose proposal is in doubt is kept waiting for the true outcome.
+const DOUBT_NANOS: u64 = 300 * MILLISECOND;
+/// Ticks between a leader's heartbeats.
+pub(crate) const HEARTBEAT_TICKS: usize = 5;
+/// The shortest time without a leader, in ticks, after which a node stands for election; the
+/// longest is just below twice that.
+pub(crate) const ELECTION_TICKS: usize = 20;
+
+/// A caller that waits for an answer; the caller's side chooses the number and never reuses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallId(pub u64);
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Input {
+    /// A tick of 10 ms passed; missed ones are not made up for, since a burst of ticks would look
+    /// like a lost quorum.
+    Tick,
+    /// A message from another replica of the group, as decoded by [`crate::wire::decode_message`].
+    Message(Box<eraftpb::Message>),
+    /// A caller asks for something.
+    Request(CallId, Request),
+    /// A message could not be sent.
+    Unreachable(MemberId),
+    /// A snapshot was handed to a peer, or could not be.
+    SnapshotSent {
+        /// The peer.
+        to: MemberId,
+        /// Whether it took the snapshot.
+        delivered: bool,
+    },
+    /// The snapshot of this index is on disk: the log before it may go.
+    SnapshotSaved {
+        /// The snapshot's index.
+        index: u64,
+    },
+    /// The snapshot could not be written; the next one is tried in due course.
+    SnapshotFailed,
+    /// How much room the log has on its disk.
+    Disk(DiskRoom),
+    /// Hand the lead to another voter, if there is one and this is the leader.
+    HandOver,
+}
+
+/// How much room the log has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskRoom {
+    /// Enough.
+    Ample,
+    /// The disk is full: what is left is kept for releases and for ends of leases.
+    Reserve,
+    /// Not even that is left: nothing more is written.
+    Exhausted,
+}
+
+/// What a caller may ask for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// A change of the state.
+    Command(Command),
+    /// R2: a longer life for a lease.
+    Renew {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// Who holds a lock.
+    GetLock {
+        /// Which.
+        lock: LockName,
+    },
+}
+
+/// What a replica is told once, when it is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The group's id, on every message.
+    pub group: u32,
+    /// This node's id in the group.
+    pub member: MemberId,
+    /// Where all randomness comes from.
+    pub seed: u64,
+    /// Leases that may exist at a time.
+    pub leases_max: usize,
+    /// Entries after which a snapshot is taken.
+    pub snapshot_entries: u64,
+    /// Bytes of entries after which a snapshot is taken.
+    pub snapshot_bytes: u64,
+    /// Entries that stay in the log behind a snapshot, for peers that are a little behind.
+    pub tail_entries: u64,
+}
+
+impl Config {
+    /// The usual settings of a node.
+    pub fn new(group: u32, member: MemberId, seed: u64) -> Self {
+        Self {
+            group,
+            member,
+            seed,
+            leases_max: 1_000_000,
+            snapshot_entries: 10_000,
+            snapshot_bytes: 64 * 1024 * 1024,
+            tail_entries: 1_000,
+        }
+    }
+}
+
+/// One node's copy of a group. See the module for how to drive it.
+pub struct Replica {
+    pub(crate) config: Config,
+    pub(crate) node: RawNode<LogStore>,
+    pub(crate) state: State,
+    /// The members as of `state`.
+    pub(crate) conf_state: eraftpb::ConfState,
+    pub(crate) leases: LeaseTable,
+    pub(crate) rounds: Rounds,
+    pub(crate) proposals: Proposals,
+    /// R4: renewals of leases whose end is proposed; they learn its outcome.
+    renewals_in_doubt: BTreeMap<LeaseId, Vec<CallId>>,
+    /// R4: `Expiring` leases whose `Expire` has not been accepted into the log yet.
+    unproposed_ends: Vec<LeaseId>,
+    /// Term and role as of the last step; a change of either is acted on at once.
+    standing: (u64, StateRole),
+    last_tick: Option<Nanos>,
+    pub(crate) disk: DiskRoom,
+    /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
+    feasible: Vec<(CallId, Command)>,
+    /// Committed and on disk, not applied yet; mostly empty.
+    pub(crate) unapplied: VecDeque<eraftpb::Entry>,
+    /// The commit index that is on disk. A change of members takes effect only at or below it: a
+    /// node that restarted with the members of before could win an election among too few.
+    durable_commit: u64,
+    /// The term that is on disk. A lone voter leads in the very step in which it votes for itself; if
+    /// its messages left before that vote is on disk, a crash would let it lead the same term twice.
+    durable_term: u64,
+    /// What term and commit on disk will be once this turn's records are there.
+    saving: Option<(u64, u64)>,
+    /// Records that bring the disk in step with what recovery made of it; written in the first turn.
+    pub(crate) repairs: Vec<LogRecord>,
+    /// A leader's messages of a term that is not on disk yet.
+    held_messages: Vec<eraftpb::Message>,
+    pub(crate) snapshots: crate::snapshots::Snapshots,
+    /// Taken from `raft` in this turn, to be handed back at its end.
+    ready: Option<Ready>,
+    pub(crate) output: Output,
+}
+
+impl Replica {
+    pub(crate) fn assemble(
+        config: Config,
+        node: RawNode<LogStore>,
+        state: State,
+        conf_state: eraftpb::ConfState,
+    ) -> Self {
+        let (durable_term, durable_commit) = (node.raft.term, node.raft.raft_log.committed);
+        let mut replica = Self {
+            standing: (node.raft.term, node.raft.state),
+            snapshots: crate::snapshots::Snapshots::new(state.revision()),
+            config,
+            node,
+            state,
+            conf_state,
+            leases: LeaseTable::default(),
+            rounds: Rounds::default(),
+            proposals: Proposals::default(),
+            renewals_in_doubt: BTreeMap::new(),
+            unproposed_ends: Vec::new(),
+            last_tick: None,
+            disk: DiskRoom::Ample,
+            feasible: Vec::new(),
+            unapplied: VecDeque::new(),
+            durable_commit,
+            durable_term,
+            saving: None,
+            repairs: Vec::new(),
+            held_messages: Vec::new(),
+            ready: None,
+            output: Output::default(),
+        };
+        replica.fix_election_timeout();
+        // A lone voter has nobody to wait for.
+        if replica.conf_state.voters == [replica.config.member.0]
+            && replica.conf_state.voters_outgoing.is_empty()
+        {
+            // `raft` declines, rightly, while a committed change of members is not applied yet: this
+            // node may not be alone any more. Then it stands for election in due course.
+            let _ = replica.node.campaign();
+            replica.settle(Nanos(0));
+        }
+        replica
+    }
+
+    /// Takes in one thing that happened, at the clock's reading `now`, taken for this input alone.
+    pub fn step(&mut self, now: Nanos, input: Input) {
+        assert!(self.ready.is_none(), "a step in the middle of a turn");
+        match input {
+            Input::Tick => self.tick(now),
+            Input::Message(message) => self.receive(*message),
+            Input::Request(call, request) => self.request(now, call, request),
+            Input::Unreachable(member) => self.node.report_unreachable(member.0),
+            Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
+            Input::SnapshotSaved { index } => self.snapshot_saved(index),
+            Input::SnapshotFailed => self.snapshots.failed(),
+            Input::Disk(room) => self.disk = room,
+            Input::HandOver => self.hand_over(),
+        }
+        self.settle(now);
+    }
+
+    fn tick(&mut self, now: Nanos) {
+        let gap = self.last_tick.replace(now).map(|last| now.since(last)).unwrap_or_default();
+        self.node.tick();
+        self.settle(now);
+        if self.leases.is_armed() {
+            // R8: clients are not punished for the service's own pause.
+            if gap > STALL_NANOS {
+                self.leases.forgive(gap);
+            }
+            self.expire_due(now);
+            self.reconcile_members();
+        }
+        for proposal in self.proposals.take_overdue(now) {
+            self.output.reply(proposal.call, Err(Failure::OutcomeUnknown));
+        }
+    }
+
+    fn receive(&mut self, message: eraftpb::Message) {
+        use eraftpb::MessageType;
+        if message.to != self.config.member.0 {
+            return;
+        }
+        match message.get_msg_type() {
+            // A disk without room cannot take entries; the leader will send them again.
+            MessageType::MsgAppend | MessageType::MsgSnapshot if self.disk == DiskRoom::Exhausted => return,
+            // What is not a whole and readable state never reaches the log.
+            MessageType::MsgSnapshot if !self.can_restore(message.get_snapshot()) => return,
+            _ => {}
+        }
+        // A message that `raft` refuses (from a node that left, say) changes nothing.
+        let _ = self.node.step(message);
+    }
+
+    fn request(&mut self, now: Nanos, call: CallId, request: Request) {
+        if self.node.raft.state != StateRole::Leader {
+            let leader = self.leader();
+            return self.output.reply(call, Err(Failure::NotLeader { leader }));
+        }
+        match request {
+            // R2: the arrival is this input's own reading of the clock.
+            Request::Renew { lease } => self.rounds.join(call, Wish::Renew { lease, arrival: now }),
+            Request::GetLock { lock } => self.rounds.join(call, Wish::GetLock { lock }),
+            Request::Command(command) => match self.state.check(&command) {
+                Ok(None) => self.propose(call, &command),
+                // A refusal needs no entry, only the certainty that this is still the leader.
+                Err(_) | Ok(Some(_)) => self.rounds.join(call, Wish::Check { command }),
+            },
+        }
+    }
+
+    /// Puts a command into the log, or says why not; nothing has happened then.
+    fn propose(&mut self, call: CallId, command: &Command) {
+        let lease = lease_of(command);
+        if let Err(failure) = self.may_propose(command, lease) {
+            return self.output.reply(call, Err(failure));
+        }
+        if self.node.propose(Vec::new(), command.encode()).is_err() {
+            let failure = match self.node.raft.lead_transferee {
+                Some(_) => Failure::NotLeader { leader: None },
+                None => Failure::Busy,
+            };
+            return self.output.reply(call, Err(failure));
+        }
+        let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
+        if let Some(overwritten) = self.proposals.insert(index, term, call, lease) {
+            // Overwritten here; another node may still have it, and lead one day.
+            self.output.reply(overwritten.call, Err(Failure::OutcomeUnknown));
+        }
+    }
+
+    fn may_propose(&self, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
+        let grows = matches!(
+            command,
+            Command::CreateLease { .. } | Command::Acquire { .. } | Command::AddMember { .. }
+        );
+        match self.disk {
+            DiskRoom::Ample => {}
+            DiskRoom::Reserve if !grows => {}
+            DiskRoom::Reserve | DiskRoom::Exhausted => return Err(Failure::DiskFull),
+        }
+        let makes_lease = matches!(
+            command,
+            Command::CreateLease { .. } | Command::Acquire { with: AcquireWith::NewLease(_), .. }
+        );
+        if makes_lease && self.state.leases().len() >= self.config.leases_max {
+            return Err(Failure::TooManyLeases { leases_max: self.config.leases_max });
+        }
+        match lease {
+            Some(lease) if self.proposals.in_flight(lease) >= IN_FLIGHT_PER_LEASE_MAX => {
+                Err(Failure::TooManyInFlight { lease })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// R4: proposes the end of every lease whose deadline has passed, many in one entry.
+    fn expire_due(&mut self, now: Nanos) {
+        loop {
+            let mut leases = std::mem::take(&mut self.unproposed_ends);
+            if leases.is_empty() {
+                leases = self.leases.take_due(now, LEASES_PER_EXPIRE_MAX);
+            }
+            if leases.is_empty() {
+                return;
+            }
+            let decided_term = self.node.raft.term;
+            let command = Command::Expire { leases, decided_term };
+            let refused =
+                self.disk == DiskRoom::Exhausted || self.node.propose(Vec::new(), command.encode()).is_err();
+            if refused && let Command::Expire { leases, .. } = command {
+                // It is made again at the next tick, in this term; a later one begins anew.
+                self.unproposed_ends = leases;
+                return;
+            }
+        }
+    }
+
+    fn hand_over(&mut self) {
+        if self.node.raft.state == StateRole::Leader
+            && let Some(successor) = self.best_successor()
+        {
+            self.node.transfer_leader(successor.0);
+        }
+    }
+
+    /// Acts on what the last call into `raft` may have changed.
+    fn settle(&mut self, now: Nanos) {
+        self.fix_election_timeout();
+        let standing = (self.node.raft.term, self.node.raft.state);
+        if standing != self.standing {
+            self.standing = standing;
+            self.standing_changed(now);
+        }
+        if self.node.store().take_snapshot_wanted() {
+            self.offer_snapshot();
+        }
+    }
+
+    /// A new term or role: what was certain before is not any more.
+    fn standing_changed(&mut self, now: Nanos) {
+        // R3: deadlines of an earlier lead are forgotten, whoever leads now.
+        self.leases.disarm();
+        self.unproposed_ends.clear();
+        let leader = self.leader();
+        let in_doubt = std::mem::take(&mut self.renewals_in_doubt).into_values().flatten();
+        // Nothing was done for any of these: they may ask the new leader.
+        for call in self.rounds.fail_all().into_iter().chain(in_doubt) {
+            self.output.reply(call, Err(Failure::NotLeader { leader }));
+        }
+        // These may yet be committed by whoever leads now.
+        self.proposals.limit_wait(now.after(DOUBT_NANOS));
+    }
+
+    /// `raft` draws election timeouts from its thread's generator. They are replaced by a function
+    /// of seed, node, term and role, so that the same inputs always give the same elections.
+    fn fix_election_timeout(&mut self) {
+        let raft = &mut self.node.raft;
+        let role = raft.state as u64;
+        let drawn = [self.config.member.0, raft.term, role].into_iter().fold(self.config.seed, mix);
+        let ticks = ELECTION_TICKS + (drawn % ELECTION_TICKS as u64) as usize;
+        raft.set_randomized_election_timeout(ticks);
+    }
+
+    /// True if a turn would do something.
+    pub fn has_work(&self) -> bool {
+        self.node.has_ready()
+            || !self.output.is_empty()
+            || !self.repairs.is_empty()
+            || !self.unapplied.is_empty()
+            || self.snapshots.compaction_due().is_some()
+            || (self.leases.is_armed() && self.rounds.is_due())
+    }
+
+    /// Begins a turn: what may be sent and answered now, and what must reach the disk before
+    /// [`Replica::end_turn`].
+    pub fn begin_turn(&mut self, now: Nanos) -> Result<Turn, Fatal> {
+        assert!(self.ready.is_none(), "a turn in the middle of a turn");
+        // R1: a round before an entry of this term is applied would prove nothing, and `raft` would
+        // drop it without a word.
+        if self.leases.is_armed()
+            && let Some(context) = self.rounds.begin(self.config.member.0, self.node.raft.term)
+        {
+            self.node.read_index(context);
+        }
+        let mut persist = Persist { snapshot: None, records: std::mem::take(&mut self.repairs) };
+        let mut must_save_hard_state = false;
+        if self.node.has_ready() {
+            let mut ready = self.node.ready();
+            let messages = ready.take_messages();
+            if self.node.raft.term == self.durable_term {
+                self.output.messages.extend(messages);
+            } else {
+                self.held_messages = messages;
+            }
+            for confirmed in ready.take_read_states() {
+                self.rounds.confirm(&confirmed.request_ctx, confirmed.index);
+            }
+            self.install(ready.snapshot(), &mut persist)?;
+            self.unapplied.extend(ready.take_committed_entries());
+            self.node.mut_store().append(ready.entries());
+            persist.records.extend(ready.entries().iter().map(LogRecord::entry));
+            self.snapshots.count_logged(ready.entries());
+            must_save_hard_state = ready.must_sync();
+            self.ready = Some(ready);
+        }
+        self.apply(now)?;
+        self.compact(&mut persist);
+        // What is left unapplied waits for the commit index to reach the disk.
+        if must_save_hard_state || !self.unapplied.is_empty() || !persist.is_empty() {
+            let hard_state = self.node.raft.hard_state();
+            self.saving = Some((hard_state.term, hard_state.commit));
+            persist.records.push(LogRecord::hard_state(&hard_state));
+        }
+        self.serve_rounds();
+        Ok(Turn { output: std::mem::take(&mut self.output), persist })
+    }
+
+    /// Ends a turn whose records are on disk.
+    pub fn end_turn(&mut self, now: Nanos) -> Result<Output, Fatal> {
+        if let Some((term, commit)) = self.saving.take() {
+            self.durable_term = term;
+            self.durable_commit = commit;
+        }
+        self.output.messages.append(&mut self.held_messages);
+        if let Some(mut ready) = self.ready.take() {
+            self.output.messages.extend(ready.take_persisted_messages());
+            let mut light = self.node.advance_append(ready);
+            self.output.messages.extend(light.take_messages());
+            self.unapplied.extend(light.take_committed_entries());
+        }
+        self.apply(now)?;
+        self.node.advance_apply_to(self.state.revision());
+        self.serve_rounds();
+        for (call, command) in std::mem::take(&mut self.feasible) {
+            self.propose(call, &command);
+        }
+        self.settle(now);
+        self.snapshot_if_due();
+        Ok(std::mem::take(&mut self.output))
+    }
+
+    /// Applies what is committed, up to a change of members that the disk does not know of yet.
+    fn apply(&mut self, now: Nanos) -> Result<(), Fatal> {
+        while let Some(entry) = self.unapplied.pop_front() {
+            let (index, term) = (entry.index, entry.term);
+            let reply = match entry.get_entry_type() {
+                eraftpb::EntryType::EntryNormal if entry.data.is_empty() => {
+                    self.state.advance(index);
+                    None
+                }
+                eraftpb::EntryType::EntryNormal => Some(self.apply_command(now, &entry)?),
+                eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
+                    if index > self.durable_commit {
+                        self.unapplied.push_front(entry);
+                        return Ok(());
+                    }
+                    self.state.advance(index);
+                    self.apply_conf_change(&entry)?;
+                    None
+                }
+            };
+            if let Some(proposal) = self.proposals.take(index) {
+                let answer = match reply {
+                    Some(reply) if proposal.term == term => {
+                        reply.map_err(Failure::Refused).map(Response::Applied)
+                    }
+                    // Another entry stands where the proposal was: it never happened.
+                    _ => Err(Failure::NotLeader { leader: self.leader() }),
+                };
+                self.output.reply(proposal.call, answer);
+            }
+            self.arm_if_leading(now, term);
+        }
+        Ok(())
+    }
+
+    fn apply_command(&mut self, now: Nanos, entry: &eraftpb::Entry) -> Result<Result<Reply, Refusal>, Fatal> {
+        let command = Command::decode(&entry.data)
+            .map_err(|error| Fatal { index: entry.index, problem: error.to_string() })?;
+        let applied = self.state.apply(entry.index, entry.term, &command);
+        for event in &applied.events {
+            match event {
+                lowkey_core::Event::LeaseCreated { lease, ttl } if self.leases.is_armed() => {
+                    self.leases.insert(now, *lease, *ttl);
+                }
+                lowkey_core::Event::LeaseEnded { lease } => self.lease_ended(*lease),
+                _ => {}
+            }
+        }
+        Ok(applied.reply)
+    }
+
+    fn lease_ended(&mut self, lease: LeaseId) {
+        self.leases.remove(lease);
+        for call in self.renewals_in_doubt.remove(&lease).unwrap_or_default() {
+            self.output.reply(call, Err(Failure::Refused(Refusal::LeaseNotFound { lease })));
+        }
+    }
+
+    /// R1, R3: from the first applied entry of its own term on, a leader that votes times leases.
+    fn arm_if_leading(&mut self, now: Nanos, applied_term: u64) {
+        let raft = &self.node.raft;
+        if !self.leases.is_armed()
+            && raft.state == StateRole::Leader
+            && applied_term == raft.term
+            && raft.prs().conf().voters().contains(self.config.member.0)
+        {
+            let leases: Vec<(LeaseId, Ttl)> =
+                self.state.leases().map(|(lease, held)| (lease, held.ttl)).collect();
+            self.leases.arm(now, leases.into_iter());
+            // R8: a stall before the first tick is one too.
+            self.last_tick.get_or_insert(now);
+        }
+    }
+
+    /// Answers those whose round is confirmed and applied, each in one step with its check.
+    fn serve_rounds(&mut self) {
+        for Waiter { call, wish } in self.rounds.take_served(self.state.revision()) {
+            match wish {
+                Wish::Renew { lease, arrival } => match self.leases.renew(lease, arrival) {
+                    Renewal::Renewed(ttl) => self.output.reply(call, Ok(Response::Renewed { ttl })),
+                    Renewal::Expiring => self.renewals_in_doubt.entry(lease).or_default().push(call),
+                    Renewal::Gone => {
+                        self.output.reply(call, Err(Failure::Refused(Refusal::LeaseNotFound { lease })));
+                    }
+                },
+                Wish::GetLock { lock } => {
+                    let (holder, revision) = (self.state.holder(&lock), self.state.revision());
+                    self.output.reply(call, Ok(Response::Lock { holder, revision }));
+                }
+                Wish::Check { command } => match self.state.check(&command) {
+                    Err(refusal) => self.output.reply(call, Err(Failure::Refused(refusal))),
+                    Ok(Some(reply)) => self.output.reply(call, Ok(Response::Applied(reply))),
+                    Ok(None) => self.feasible.push((call, command)),
+                },
+            }
+        }
+    }
+
+    /// Who leads, as far as this replica knows.
+    pub(crate) fn leader(&self) -> Option<MemberId> {
+        let leader = self.node.raft.leader_id;
+        (leader != raft::INVALID_ID).then_some(MemberId(leader))
+    }
+}
+
+/// A replica that cannot go on: to guess would be worse than to stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fatal {
+    /// The entry that it cannot apply.
+    pub index: u64,
+    /// Why.
+    pub problem: String,
+}
+
+impl std::fmt::Display for Fatal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "entry {} cannot be applied: {}", self.index, self.problem)
+    }
+}
+
+impl std::error::Error for Fatal {}
+
+/// The lease that a command's operation counts against.
+fn lease_of(command: &Command) -> Option<LeaseId> {
+    match command {
+        Command::RevokeLease { lease, .. }
+        | Command::Acquire { with: AcquireWith::Lease(lease), .. }
+        | Command::Release {
+            grant: GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)),
+            ..
+        } => Some(*lease),
+        _ => None,
+    }
+}
+
+/// One step of SplitMix64, used as a hash.
+fn mix(seed: u64, value: u64) -> u64 {
+    let mut z = (seed ^ value).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,97 @@
+//! What a replica tells about itself.
+
+use lowkey_core::{MemberId, NodeInfo, State, Token};
+use raft::StateRole;
+
+use crate::replica::Replica;
+
+/// A replica's standing, for people and for the service around it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Status {
+    /// This node's id in the group.
+    pub member: MemberId,
+    /// The present term.
+    pub term: u64,
+    /// What it is in that term.
+    pub role: Role,
+    /// Who leads, if that is known.
+    pub leader: Option<MemberId>,
+    /// R1: it leads, and may touch leases.
+    pub serving: bool,
+    /// The last index that is applied.
+    pub applied: u64,
+    /// The last index that is known to be committed.
+    pub committed: u64,
+    /// How many leases there are.
+    pub leases: usize,
+    /// How many locks are held.
+    pub locks: usize,
+    /// The highest token granted.
+    pub last_token: Token,
+    /// The registered nodes, by id.
+    pub members: Vec<MemberStatus>,
+}
+
+/// What a replica is in its term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It leads.
+    Leader,
+    /// It follows.
+    Follower,
+    /// It stands for election.
+    Candidate,
+}
+
+/// One registered node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemberStatus {
+    /// Its id in the group.
+    pub member: MemberId,
+    /// How it described itself.
+    pub node: NodeInfo,
+    /// It counts for the quorum.
+    pub voter: bool,
+    /// As the leader sees it: entries that it lacks, and whether it answers. Nothing elsewhere.
+    pub progress: Option<(u64, bool)>,
+}
+
+impl Replica {
+    /// Its standing now.
+    pub fn status(&self) -> Status {
+        let raft = &self.node.raft;
+        let leads = raft.state == StateRole::Leader;
+        let last = raft.raft_log.last_index();
+        let members = self.state.members().map(|(member, node)| MemberStatus {
+            member,
+            node: node.clone(),
+            voter: raft.prs().conf().voters().contains(member.0),
+            progress: raft.prs().get(member.0).filter(|_| leads).map(|progress| {
+                let own = member == self.config.member;
+                (last.saturating_sub(progress.matched), own || progress.recent_active)
+            }),
+        });
+        Status {
+            member: self.config.member,
+            term: raft.term,
+            role: match raft.state {
+                StateRole::Leader => Role::Leader,
+                StateRole::Follower => Role::Follower,
+                StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
+            },
+            leader: self.leader(),
+            serving: self.leases.is_armed(),
+            applied: self.state.revision(),
+            committed: raft.raft_log.committed,
+            leases: self.state.leases().len(),
+            locks: self.state.lock_count(),
+            last_token: self.state.last_token(),
+            members: members.collect(),
+        }
+    }
+
+    /// The applied state.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+}

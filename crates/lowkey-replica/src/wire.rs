@@ -1,0 +1,421 @@
+//! The bytes that travel between replicas and that lie in the log, and their way to and from the
+//! types of the `raft` crate.
+//!
+//! These are our own prost messages: the old protobuf crate inside `raft` never parses a byte that
+//! came from a network or a disk (RUSTSEC-2024-0437). Decoding trusts nothing and never panics.
+
+use std::fmt;
+
+use prost::Message as _;
+use raft::eraftpb;
+
+/// Bytes that could not be understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WireError(pub String);
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WireError {}
+
+impl From<prost::DecodeError> for WireError {
+    fn from(error: prost::DecodeError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct MessageProto {
+    #[prost(uint32, tag = "1")]
+    kind: u32,
+    #[prost(uint64, tag = "2")]
+    to: u64,
+    #[prost(uint64, tag = "3")]
+    from: u64,
+    #[prost(uint64, tag = "4")]
+    term: u64,
+    #[prost(uint64, tag = "5")]
+    log_term: u64,
+    #[prost(uint64, tag = "6")]
+    index: u64,
+    #[prost(message, repeated, tag = "7")]
+    entries: Vec<EntryProto>,
+    #[prost(uint64, tag = "8")]
+    commit: u64,
+    #[prost(uint64, tag = "9")]
+    commit_term: u64,
+    #[prost(message, optional, tag = "10")]
+    snapshot: Option<SnapshotProto>,
+    #[prost(uint64, tag = "11")]
+    request_snapshot: u64,
+    #[prost(bool, tag = "12")]
+    reject: bool,
+    #[prost(uint64, tag = "13")]
+    reject_hint: u64,
+    #[prost(bytes = "vec", tag = "14")]
+    context: Vec<u8>,
+    #[prost(int64, tag = "15")]
+    priority: i64,
+    /// The group that the message belongs to.
+    #[prost(uint32, tag = "16")]
+    group: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct EntryProto {
+    #[prost(uint32, tag = "1")]
+    kind: u32,
+    #[prost(uint64, tag = "2")]
+    term: u64,
+    #[prost(uint64, tag = "3")]
+    index: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    data: Vec<u8>,
+    #[prost(bytes = "vec", tag = "5")]
+    context: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HardStateProto {
+    #[prost(uint64, tag = "1")]
+    term: u64,
+    #[prost(uint64, tag = "2")]
+    vote: u64,
+    #[prost(uint64, tag = "3")]
+    commit: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ConfStateProto {
+    #[prost(uint64, repeated, tag = "1")]
+    voters: Vec<u64>,
+    #[prost(uint64, repeated, tag = "2")]
+    learners: Vec<u64>,
+    #[prost(uint64, repeated, tag = "3")]
+    voters_outgoing: Vec<u64>,
+    #[prost(uint64, repeated, tag = "4")]
+    learners_next: Vec<u64>,
+    #[prost(bool, tag = "5")]
+    auto_leave: bool,
+}
+
+/// A snapshot, as in its file and on the wire.
+#[derive(Clone, PartialEq, prost::Message)]
+struct SnapshotProto {
+    #[prost(uint64, tag = "1")]
+    index: u64,
+    #[prost(uint64, tag = "2")]
+    term: u64,
+    #[prost(message, optional, tag = "3")]
+    conf_state: Option<ConfStateProto>,
+    #[prost(bytes = "vec", tag = "4")]
+    state: Vec<u8>,
+    /// The state's hash, computed where the snapshot was made.
+    #[prost(fixed64, tag = "5")]
+    state_hash: u64,
+}
+
+/// The same numbers as in `raft`'s own message: its leader code reads what it proposed itself.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ConfChangeProto {
+    #[prost(uint32, tag = "1")]
+    transition: u32,
+    #[prost(message, repeated, tag = "2")]
+    changes: Vec<ConfChangeSingleProto>,
+    #[prost(bytes = "vec", tag = "3")]
+    context: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct ConfChangeSingleProto {
+    #[prost(uint32, tag = "1")]
+    kind: u32,
+    #[prost(uint64, tag = "2")]
+    node_id: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct CompactionProto {
+    #[prost(uint64, tag = "1")]
+    term: u64,
+}
+
+/// A snapshot whose parts have been read but whose state has not.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SnapshotParts {
+    pub(crate) index: u64,
+    pub(crate) term: u64,
+    pub(crate) conf_state: eraftpb::ConfState,
+    pub(crate) state: Vec<u8>,
+    pub(crate) state_hash: u64,
+}
+
+/// A message for another replica of the group.
+pub fn encode_message(group: u32, message: eraftpb::Message) -> Vec<u8> {
+    let snapshot =
+        (message.get_msg_type() == eraftpb::MessageType::MsgSnapshot).then(|| to_snapshot(&message));
+    let mut message = message;
+    MessageProto {
+        kind: message_kind(message.get_msg_type()),
+        to: message.to,
+        from: message.from,
+        term: message.term,
+        log_term: message.log_term,
+        index: message.index,
+        entries: message.take_entries().into_iter().map(to_entry).collect(),
+        commit: message.commit,
+        commit_term: message.commit_term,
+        snapshot,
+        request_snapshot: message.request_snapshot,
+        reject: message.reject,
+        reject_hint: message.reject_hint,
+        context: message.context.to_vec(),
+        priority: message.priority,
+        group,
+    }
+    .encode_to_vec()
+}
+
+/// Reads a message and the group that it is for. Kinds that only a node may send to itself are
+/// refused: `raft` would act on them as if they were its own.
+pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError> {
+    let proto = MessageProto::decode(bytes)?;
+    // `raft` takes a message without a term for one of its own.
+    if proto.term == 0 || proto.from == 0 {
+        return Err(WireError("a message without term or sender".into()));
+    }
+    let mut message = eraftpb::Message::default();
+    message.set_msg_type(message_type(proto.kind)?);
+    message.to = proto.to;
+    message.from = proto.from;
+    message.term = proto.term;
+    message.log_term = proto.log_term;
+    message.index = proto.index;
+    let entries = proto.entries.into_iter().map(from_entry).collect::<Result<Vec<_>, _>>()?;
+    check_consecutive(proto.index, &entries)?;
+    message.set_entries(entries.into());
+    message.commit = proto.commit;
+    message.commit_term = proto.commit_term;
+    message.request_snapshot = proto.request_snapshot;
+    message.reject = proto.reject;
+    message.reject_hint = proto.reject_hint;
+    message.context = proto.context.into();
+    message.priority = proto.priority;
+    match (message.get_msg_type(), proto.snapshot) {
+        (eraftpb::MessageType::MsgSnapshot, Some(snapshot)) => {
+            message.set_snapshot(raft_snapshot(from_snapshot(snapshot)?));
+        }
+        (eraftpb::MessageType::MsgSnapshot, None) => {
+            return Err(WireError("a snapshot message without a snapshot".into()));
+        }
+        (_, Some(_)) => return Err(WireError("a snapshot in a message of another kind".into())),
+        (_, None) => {}
+    }
+    Ok((proto.group, message))
+}
+
+/// `raft` panics on an append whose entries do not follow one another.
+fn check_consecutive(index: u64, entries: &[eraftpb::Entry]) -> Result<(), WireError> {
+    let expected = (1..).map(|step| index.checked_add(step));
+    match entries.iter().zip(expected).find(|(entry, expected)| Some(entry.index) != *expected) {
+        Some((entry, _)) => Err(WireError(format!("entry {} is out of order", entry.index))),
+        None => Ok(()),
+    }
+}
+
+fn message_kind(kind: eraftpb::MessageType) -> u32 {
+    kind as u32
+}
+
+fn message_type(kind: u32) -> Result<eraftpb::MessageType, WireError> {
+    use eraftpb::MessageType as Type;
+    [
+        Type::MsgAppend,
+        Type::MsgAppendResponse,
+        Type::MsgRequestVote,
+        Type::MsgRequestVoteResponse,
+        Type::MsgSnapshot,
+        Type::MsgHeartbeat,
+        Type::MsgHeartbeatResponse,
+        Type::MsgTimeoutNow,
+        Type::MsgRequestPreVote,
+        Type::MsgRequestPreVoteResponse,
+    ]
+    .into_iter()
+    .find(|known| message_kind(*known) == kind)
+    .ok_or_else(|| WireError(format!("a message of kind {kind}, which no peer may send")))
+}
+
+fn entry_type(kind: u32) -> Result<eraftpb::EntryType, WireError> {
+    use eraftpb::EntryType as Type;
+    [Type::EntryNormal, Type::EntryConfChangeV2]
+        .into_iter()
+        .find(|known| *known as u32 == kind)
+        .ok_or_else(|| WireError(format!("an entry of kind {kind}, which is not known")))
+}
+
+fn to_entry(entry: eraftpb::Entry) -> EntryProto {
+    EntryProto {
+        kind: entry.get_entry_type() as u32,
+        term: entry.term,
+        index: entry.index,
+        data: entry.data.to_vec(),
+        context: entry.context.to_vec(),
+    }
+}
+
+fn from_entry(proto: EntryProto) -> Result<eraftpb::Entry, WireError> {
+    let mut entry = eraftpb::Entry::default();
+    entry.set_entry_type(entry_type(proto.kind)?);
+    entry.term = proto.term;
+    entry.index = proto.index;
+    entry.data = proto.data.into();
+    entry.context = proto.context.into();
+    Ok(entry)
+}
+
+/// An entry as the payload of a log record.
+pub(crate) fn encode_entry(entry: &eraftpb::Entry) -> Vec<u8> {
+    to_entry(entry.clone()).encode_to_vec()
+}
+
+pub(crate) fn decode_entry(bytes: &[u8]) -> Result<eraftpb::Entry, WireError> {
+    from_entry(EntryProto::decode(bytes)?)
+}
+
+pub(crate) fn encode_hard_state(hard_state: &eraftpb::HardState) -> Vec<u8> {
+    HardStateProto { term: hard_state.term, vote: hard_state.vote, commit: hard_state.commit }.encode_to_vec()
+}
+
+pub(crate) fn decode_hard_state(bytes: &[u8]) -> Result<eraftpb::HardState, WireError> {
+    let proto = HardStateProto::decode(bytes)?;
+    Ok(eraftpb::HardState { term: proto.term, vote: proto.vote, commit: proto.commit, ..Default::default() })
+}
+
+fn to_conf_state(conf_state: &eraftpb::ConfState) -> ConfStateProto {
+    ConfStateProto {
+        voters: conf_state.voters.clone(),
+        learners: conf_state.learners.clone(),
+        voters_outgoing: conf_state.voters_outgoing.clone(),
+        learners_next: conf_state.learners_next.clone(),
+        auto_leave: conf_state.auto_leave,
+    }
+}
+
+fn from_conf_state(proto: ConfStateProto) -> eraftpb::ConfState {
+    eraftpb::ConfState {
+        voters: proto.voters,
+        learners: proto.learners,
+        voters_outgoing: proto.voters_outgoing,
+        learners_next: proto.learners_next,
+        auto_leave: proto.auto_leave,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn encode_compaction(term: u64) -> Vec<u8> {
+    CompactionProto { term }.encode_to_vec()
+}
+
+pub(crate) fn decode_compaction(bytes: &[u8]) -> Result<u64, WireError> {
+    Ok(CompactionProto::decode(bytes)?.term)
+}
+
+pub(crate) fn decode_conf_change(bytes: &[u8]) -> Result<eraftpb::ConfChangeV2, WireError> {
+    use eraftpb::ConfChangeTransition as Transition;
+    use eraftpb::ConfChangeType as Type;
+    let proto = ConfChangeProto::decode(bytes)?;
+    let transition = [Transition::Auto, Transition::Implicit, Transition::Explicit]
+        .into_iter()
+        .find(|known| *known as u32 == proto.transition)
+        .ok_or_else(|| WireError(format!("a transition {}, which is not known", proto.transition)))?;
+    let mut conf_change = eraftpb::ConfChangeV2::default();
+    conf_change.set_transition(transition);
+    for single in proto.changes {
+        let kind = [Type::AddNode, Type::RemoveNode, Type::AddLearnerNode]
+            .into_iter()
+            .find(|known| *known as u32 == single.kind)
+            .ok_or_else(|| WireError(format!("a membership change {}, which is not known", single.kind)))?;
+        let mut change = eraftpb::ConfChangeSingle::default();
+        change.set_change_type(kind);
+        change.node_id = single.node_id;
+        conf_change.mut_changes().push(change);
+    }
+    conf_change.context = proto.context.into();
+    Ok(conf_change)
+}
+
+fn to_snapshot(message: &eraftpb::Message) -> SnapshotProto {
+    let snapshot = message.get_snapshot();
+    let metadata = snapshot.get_metadata();
+    // `raft` carries the state and its hash behind one another: see `raft_snapshot`.
+    let (hash, state) = snapshot.data.split_at_checked(8).unwrap_or((&[], &snapshot.data));
+    SnapshotProto {
+        index: metadata.index,
+        term: metadata.term,
+        conf_state: Some(to_conf_state(metadata.get_conf_state())),
+        state: state.to_vec(),
+        state_hash: <[u8; 8]>::try_from(hash).map(u64::from_le_bytes).unwrap_or_default(),
+    }
+}
+
+fn from_snapshot(proto: SnapshotProto) -> Result<SnapshotParts, WireError> {
+    let conf_state =
+        proto.conf_state.ok_or_else(|| WireError("a snapshot without the members of the group".into()))?;
+    if proto.index == 0 || proto.term == 0 || conf_state.voters.is_empty() {
+        return Err(WireError("a snapshot without position or voters".into()));
+    }
+    Ok(SnapshotParts {
+        index: proto.index,
+        term: proto.term,
+        conf_state: from_conf_state(conf_state),
+        state: proto.state,
+        state_hash: proto.state_hash,
+    })
+}
+
+/// The parts in the shape that `raft` passes around; its data is the hash, then the state.
+pub(crate) fn raft_snapshot(parts: SnapshotParts) -> eraftpb::Snapshot {
+    let mut snapshot = eraftpb::Snapshot::default();
+    snapshot.mut_metadata().index = parts.index;
+    snapshot.mut_metadata().term = parts.term;
+    snapshot.mut_metadata().set_conf_state(parts.conf_state);
+    let mut data = parts.state_hash.to_le_bytes().to_vec();
+    data.extend_from_slice(&parts.state);
+    snapshot.data = data.into();
+    snapshot
+}
+
+/// The inverse of [`raft_snapshot`].
+pub(crate) fn snapshot_parts(snapshot: &eraftpb::Snapshot) -> Result<SnapshotParts, WireError> {
+    let Some((hash, state)) = snapshot.data.split_first_chunk::<8>() else {
+        return Err(WireError("a snapshot that is too short".into()));
+    };
+    let metadata = snapshot.get_metadata();
+    Ok(SnapshotParts {
+        index: metadata.index,
+        term: metadata.term,
+        conf_state: metadata.get_conf_state().clone(),
+        state: state.to_vec(),
+        state_hash: u64::from_le_bytes(*hash),
+    })
+}
+
+/// A snapshot as the payload of its file.
+pub(crate) fn encode_snapshot(parts: SnapshotParts) -> Vec<u8> {
+    SnapshotProto {
+        index: parts.index,
+        term: parts.term,
+        conf_state: Some(to_conf_state(&parts.conf_state)),
+        state: parts.state,
+        state_hash: parts.state_hash,
+    }
+    .encode_to_vec()
+}
+
+pub(crate) fn decode_snapshot(bytes: &[u8]) -> Result<SnapshotParts, WireError> {
+    from_snapshot(SnapshotProto::decode(bytes)?)
+}

@@ -1,0 +1,507 @@
+//! A small world for replicas: disks, a network of queues, clocks moved by hand, and callers.
+//!
+//! It keeps what every script relies on: a call is answered at most once, all replicas hash alike at
+//! the same index, and messages travel as bytes, through the same encoding as on a real network.
+
+mod disk;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::error::Error;
+use std::fmt::Write as _;
+
+use lowkey_core::{COMMAND_VERSION, ClusterId, LeaseId, MemberId, NodeIdentity, NodeInfo, NodeName};
+use lowkey_replica::{
+    CallId, Config, Input, MILLISECOND, Message, MessageType, Nanos, Output, Persist, Replica, Request,
+    SnapshotFile, found, wire,
+};
+
+pub(crate) use disk::Disk;
+pub(crate) use words::message_words;
+
+pub(crate) type Done = Result<(), Box<dyn Error>>;
+
+pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
+const GROUP: u32 = 1;
+const TICK_NANOS: u64 = 10 * MILLISECOND;
+
+/// Where a turn ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crash {
+    BeforePersist,
+    AfterSnapshot,
+    AfterPersist,
+}
+
+pub(crate) struct Cluster {
+    nodes: BTreeMap<u64, Node>,
+    network: BTreeMap<(u64, u64), VecDeque<Vec<u8>>>,
+    cut: BTreeSet<(u64, u64)>,
+    calls: BTreeMap<CallId, Call>,
+    last_call: u64,
+    /// What a node is told once its turn is over.
+    reports: VecDeque<(u64, Input)>,
+    /// What the replicas' states hashed to, by revision.
+    hashes: BTreeMap<u64, u64>,
+    pub(crate) settings: Settings,
+    /// What happened since the last command.
+    pub(crate) log: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) snapshot_entries: u64,
+    pub(crate) snapshot_bytes: u64,
+    pub(crate) tail_entries: u64,
+    pub(crate) leases_max: usize,
+    pub(crate) seed: u64,
+    /// Snapshots stay unwritten until a script says so.
+    pub(crate) hold_snapshots: bool,
+    pub(crate) show_messages: bool,
+    pub(crate) show_disk: bool,
+}
+
+struct Call {
+    node: u64,
+    words: String,
+    answered: bool,
+}
+
+struct Node {
+    replica: Option<Replica>,
+    disk: Disk,
+    clock: Nanos,
+    held_snapshot: Option<SnapshotFile>,
+    /// What was last told about it.
+    standing: String,
+    voters: String,
+    leases: BTreeSet<LeaseId>,
+}
+
+impl Node {
+    fn new(disk: Disk) -> Self {
+        Self {
+            replica: None,
+            disk,
+            clock: Nanos(0),
+            held_snapshot: None,
+            standing: String::new(),
+            voters: String::new(),
+            leases: BTreeSet::new(),
+        }
+    }
+}
+
+pub(crate) fn node_info(id: u64) -> NodeInfo {
+    NodeInfo {
+        name: NodeName::parse(&format!("n{id}")).expect("a short name is a node's name"),
+        identity: NodeIdentity([id as u8; 16]),
+        raft_address: format!("n{id}:7000"),
+        grpc_address: format!("n{id}:9000"),
+        http_address: format!("n{id}:8080"),
+        command_version: COMMAND_VERSION,
+    }
+}
+
+impl Cluster {
+    pub(crate) fn new() -> Self {
+        Self {
+            nodes: BTreeMap::new(),
+            network: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            calls: BTreeMap::new(),
+            last_call: 0,
+            reports: VecDeque::new(),
+            hashes: BTreeMap::new(),
+            settings: Settings {
+                snapshot_entries: 10_000,
+                snapshot_bytes: 64 * 1024 * 1024,
+                tail_entries: 1_000,
+                leases_max: 1_000_000,
+                seed: 1,
+                hold_snapshots: false,
+                show_messages: false,
+                show_disk: false,
+            },
+            log: String::new(),
+        }
+    }
+
+    fn tell(&mut self, line: impl AsRef<str>) {
+        writeln!(self.log, "{}", line.as_ref()).expect("a string takes all");
+    }
+
+    fn node(&mut self, id: u64) -> Result<&mut Node, String> {
+        self.nodes.get_mut(&id).ok_or_else(|| format!("there is no n{id}"))
+    }
+
+    pub(crate) fn replica(&mut self, id: u64) -> Result<&mut Replica, String> {
+        self.node(id)?.replica.as_mut().ok_or_else(|| format!("n{id} is down"))
+    }
+
+    pub(crate) fn clock(&mut self, id: u64) -> Result<Nanos, String> {
+        Ok(self.node(id)?.clock)
+    }
+
+    pub(crate) fn live(&self) -> Vec<u64> {
+        self.nodes.iter().filter(|(_, node)| node.replica.is_some()).map(|(id, _)| *id).collect()
+    }
+
+    // How nodes come and go.
+
+    /// Founds a cluster with n1, and starts it.
+    pub(crate) fn found(&mut self) -> Done {
+        let founding = found(CLUSTER, node_info(1));
+        assert_eq!(founding.member, MemberId(1));
+        let mut disk = Disk::default();
+        disk.persist(&Persist { snapshot: Some(founding.snapshot), records: founding.records });
+        self.nodes.insert(1, Node::new(disk));
+        self.start(1)
+    }
+
+    /// Starts a node from what its disk holds; a new one's holds nothing.
+    pub(crate) fn start(&mut self, id: u64) -> Done {
+        let Settings { snapshot_entries, snapshot_bytes, tail_entries, leases_max, seed, .. } = self.settings;
+        let mut config = Config::new(GROUP, MemberId(id), seed);
+        config.snapshot_entries = snapshot_entries;
+        config.snapshot_bytes = snapshot_bytes;
+        config.tail_entries = tail_entries;
+        config.leases_max = leases_max;
+        let node = self.nodes.entry(id).or_insert_with(|| Node::new(Disk::default()));
+        if node.replica.is_some() {
+            return Err(format!("n{id} is up").into());
+        }
+        node.replica = Some(Replica::recover(config, CLUSTER, node.disk.found())?);
+        self.observe(id);
+        Ok(())
+    }
+
+    /// Takes from a node all that is not on its disk.
+    pub(crate) fn crash(&mut self, id: u64) -> Done {
+        let node = self.node(id)?;
+        node.replica.take().ok_or_else(|| format!("n{id} is down"))?;
+        node.held_snapshot = None;
+        node.standing.clear();
+        node.voters.clear();
+        node.leases.clear();
+        let lost: Vec<String> = self
+            .calls
+            .values_mut()
+            .filter(|call| call.node == id && !call.answered)
+            .map(|call| {
+                call.answered = true;
+                call.words.clone()
+            })
+            .collect();
+        self.tell(format!("n{id} is down"));
+        lost.into_iter().for_each(|words| self.tell(format!("n{id} {words} → never answered")));
+        Ok(())
+    }
+
+    // How a node is driven.
+
+    pub(crate) fn step(&mut self, id: u64, input: Input) -> Done {
+        let now = self.clock(id)?;
+        self.replica(id)?.step(now, input);
+        Ok(())
+    }
+
+    pub(crate) fn call(&mut self, id: u64, words: String, request: Request) -> Done {
+        self.last_call += 1;
+        let call = CallId(self.last_call);
+        self.calls.insert(call, Call { node: id, words, answered: false });
+        self.step(id, Input::Request(call, request))
+    }
+
+    /// Takes turns until there is nothing to do.
+    pub(crate) fn run(&mut self, id: u64) -> Done {
+        while self.nodes.get(&id).and_then(|node| node.replica.as_ref()).is_some_and(Replica::has_work) {
+            self.turn(id, None)?;
+        }
+        Ok(())
+    }
+
+    /// One turn: what may leave at once, then the disk, then the rest.
+    pub(crate) fn turn(&mut self, id: u64, crash: Option<Crash>) -> Done {
+        let now = self.clock(id)?;
+        let turn = self.replica(id)?.begin_turn(now)?;
+        self.carry_out(id, turn.output)?;
+        if crash == Some(Crash::BeforePersist) {
+            return self.crash(id);
+        }
+        if self.settings.show_disk && !turn.persist.is_empty() {
+            self.tell(format!("n{id} writes {}", disk::persist_words(&turn.persist)));
+        }
+        if crash == Some(Crash::AfterSnapshot) {
+            let snapshot = turn.persist.snapshot.ok_or("no snapshot is written in this turn")?;
+            self.node(id)?.disk.save_snapshot(&snapshot);
+            return self.crash(id);
+        }
+        self.node(id)?.disk.persist(&turn.persist);
+        if crash == Some(Crash::AfterPersist) {
+            return self.crash(id);
+        }
+        let output = self.replica(id)?.end_turn(now)?;
+        self.carry_out(id, output)?;
+        while let Some((to, input)) = self.reports.pop_front() {
+            self.step(to, input)?;
+        }
+        self.observe(id);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, id: u64, output: Output) -> Done {
+        for message in output.messages {
+            self.send(message)?;
+        }
+        for (call_id, answer) in output.replies {
+            let call = self.calls.get_mut(&call_id).ok_or("an answer to nobody's question")?;
+            assert_eq!(call.node, id, "call {call_id:?} is answered by another node");
+            assert!(!call.answered, "call {call_id:?} is answered twice");
+            call.answered = true;
+            let line = format!("n{id} {} → {}", call.words, words::answer_words(&answer));
+            self.tell(line);
+        }
+        if let Some(snapshot) = output.snapshot {
+            self.tell(format!("n{id} takes a snapshot of {}", snapshot.index));
+            self.node(id)?.held_snapshot = Some(snapshot);
+            if !self.settings.hold_snapshots {
+                self.save_snapshot(id)?;
+                self.snapshot_saved(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the snapshot that was taken to its file; the replica does not know yet.
+    pub(crate) fn save_snapshot(&mut self, id: u64) -> Done {
+        let node = self.node(id)?;
+        let snapshot = node.held_snapshot.as_ref().ok_or("no snapshot waits to be written")?;
+        node.disk.save_snapshot(snapshot);
+        Ok(())
+    }
+
+    pub(crate) fn snapshot_saved(&mut self, id: u64) -> Done {
+        let snapshot = self.node(id)?.held_snapshot.take().ok_or("no snapshot waits to be written")?;
+        self.step(id, Input::SnapshotSaved { index: snapshot.index })
+    }
+
+    pub(crate) fn snapshot_failed(&mut self, id: u64) -> Done {
+        self.node(id)?.held_snapshot.take().ok_or("no snapshot waits to be written")?;
+        self.step(id, Input::SnapshotFailed)
+    }
+
+    /// Tells what changed in a node, and compares its state with the others'.
+    fn observe(&mut self, id: u64) {
+        let node = self.nodes.get_mut(&id).expect("a node that took a turn is there");
+        let replica = node.replica.as_ref().expect("a node that took a turn is up");
+        let status = replica.status();
+        let mut lines = Vec::new();
+        let standing = words::standing_words(&status);
+        if standing != node.standing {
+            lines.push(format!("n{id} {standing}"));
+            node.standing = standing;
+        }
+        let voters = words::voters_words(&status);
+        if voters != node.voters {
+            lines.push(format!("n{id} sees voters {voters}"));
+            node.voters = voters;
+        }
+        let leases: BTreeSet<LeaseId> = replica.state().leases().map(|(lease, _)| lease).collect();
+        if status.serving {
+            for lease in node.leases.difference(&leases) {
+                lines.push(format!("n{id} lease {lease} ends at {}", node.clock));
+            }
+        }
+        node.leases = leases;
+        let (revision, hash) = (replica.state().revision(), replica.state().hash());
+        let known = *self.hashes.entry(revision).or_insert(hash);
+        assert_eq!(known, hash, "n{id} differs from the others at revision {revision}");
+        lines.into_iter().for_each(|line| self.tell(line));
+    }
+
+    // The network.
+
+    fn send(&mut self, message: Message) -> Done {
+        let (from, to) = (message.from, message.to);
+        if self.cut.contains(&(from, to)) {
+            let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+            if snapshot {
+                self.reports.push_back((from, Input::SnapshotSent { to: MemberId(to), delivered: false }));
+            }
+            return Ok(());
+        }
+        self.network.entry((from, to)).or_default().push_back(wire::encode_message(GROUP, message));
+        Ok(())
+    }
+
+    pub(crate) fn queued(&self) -> Vec<Message> {
+        self.network.values().flatten().map(|bytes| decode(bytes)).collect()
+    }
+
+    /// Takes the first message of a queue that is of the kind, if one is named.
+    pub(crate) fn take(&mut self, from: u64, to: u64, kind: Option<&str>) -> Option<Message> {
+        let queue = self.network.get_mut(&(from, to))?;
+        let wanted = |message: &Message| {
+            kind.is_none_or(|kind| format!("{:?}", message.get_msg_type()) == format!("Msg{kind}"))
+        };
+        let at = queue.iter().position(|bytes| wanted(&decode(bytes)))?;
+        queue.remove(at).map(|bytes| decode(&bytes))
+    }
+
+    /// Puts a message back as if it came later.
+    pub(crate) fn resend(&mut self, message: Message) {
+        let queue = self.network.entry((message.from, message.to)).or_default();
+        queue.push_back(wire::encode_message(GROUP, message));
+    }
+
+    /// Hands a message to its addressee, which does not take a turn yet.
+    pub(crate) fn hand(&mut self, to: u64, message: Message, show: bool) -> Done {
+        let from = message.from;
+        if show || self.settings.show_messages {
+            self.tell(message_words(&message));
+        }
+        let up = self.nodes.get(&to).is_some_and(|node| node.replica.is_some());
+        let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+        if up {
+            self.step(to, Input::Message(Box::new(message)))?;
+        }
+        if snapshot && self.live().contains(&from) {
+            self.step(from, Input::SnapshotSent { to: MemberId(to), delivered: up })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lose(&mut self, message: &Message) -> Done {
+        self.tell(format!("lost: {}", message_words(message)));
+        if message.get_msg_type() == MessageType::MsgSnapshot && self.live().contains(&message.from) {
+            let input = Input::SnapshotSent { to: MemberId(message.to), delivered: false };
+            self.step(message.from, input)?;
+        }
+        Ok(())
+    }
+
+    /// Takes turns and delivers until nothing moves any more.
+    pub(crate) fn stabilize(&mut self) -> Done {
+        for _ in 0..10_000 {
+            for id in self.live() {
+                self.run(id)?;
+            }
+            let queues: Vec<(u64, u64)> =
+                self.network.iter().filter(|(_, queue)| !queue.is_empty()).map(|(key, _)| *key).collect();
+            if queues.is_empty() {
+                return Ok(());
+            }
+            for (from, to) in queues {
+                while let Some(message) = self.take(from, to, None) {
+                    self.hand(to, message, false)?;
+                }
+            }
+        }
+        Err("it never comes to rest".into())
+    }
+
+    /// Cuts the way from one node to another; what is under way is lost.
+    pub(crate) fn cut(&mut self, from: u64, to: u64) {
+        self.cut.insert((from, to));
+        self.network.remove(&(from, to));
+    }
+
+    pub(crate) fn heal(&mut self) {
+        self.cut.clear();
+    }
+
+    pub(crate) fn known(&self) -> Vec<u64> {
+        self.nodes.keys().copied().collect()
+    }
+
+    // Time.
+
+    /// Lets time pass on some nodes, tick by tick, with or without messages arriving in between.
+    pub(crate) fn advance(&mut self, ids: &[u64], millis: u64, deliver: bool) -> Done {
+        for _ in 0..millis / 10 {
+            for id in ids {
+                self.tick(*id)?;
+                self.run(*id)?;
+            }
+            if deliver {
+                self.stabilize()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One tick, and no turn.
+    pub(crate) fn tick(&mut self, id: u64) -> Done {
+        let node = self.node(id)?;
+        node.clock = node.clock.after(TICK_NANOS);
+        if node.replica.is_some() { self.step(id, Input::Tick) } else { Ok(()) }
+    }
+
+    /// Lets time pass on some nodes while nothing runs there.
+    pub(crate) fn pause(&mut self, ids: &[u64], millis: u64) -> Done {
+        for id in ids {
+            let node = self.node(*id)?;
+            node.clock = node.clock.after(millis * MILLISECOND);
+        }
+        Ok(())
+    }
+
+    // What can be asked.
+
+    pub(crate) fn status(&mut self) {
+        for id in self.known() {
+            let node = &self.nodes[&id];
+            let line = match &node.replica {
+                None => format!("n{id} is down"),
+                Some(replica) => {
+                    let status = replica.status();
+                    format!(
+                        "n{id} {}, applied {}, committed {}, voters {}, leases {}, locks {}, last token {}",
+                        words::standing_words(&status),
+                        status.applied,
+                        status.committed,
+                        words::voters_words(&status),
+                        status.leases,
+                        status.locks,
+                        status.last_token
+                    )
+                }
+            };
+            self.tell(line);
+        }
+    }
+
+    pub(crate) fn hash(&mut self) {
+        for id in self.live() {
+            let state = self.nodes[&id].replica.as_ref().expect("a live node is up").state();
+            let line = format!("n{id} {:016x} at {}", state.hash(), state.revision());
+            self.tell(line);
+        }
+    }
+
+    pub(crate) fn dump(&mut self, id: u64) -> Done {
+        let words = self.node(id)?.disk.words();
+        self.tell(format!("n{id} has {words}"));
+        Ok(())
+    }
+
+    pub(crate) fn waiting(&mut self) {
+        let lines: Vec<String> = self
+            .calls
+            .values()
+            .filter(|call| !call.answered)
+            .map(|call| format!("n{} {} waits", call.node, call.words))
+            .collect();
+        if lines.is_empty() {
+            self.tell("nobody waits");
+        }
+        lines.into_iter().for_each(|line| self.tell(line));
+    }
+}
+
+fn decode(bytes: &[u8]) -> Message {
+    let (group, message) = wire::decode_message(bytes).expect("what a replica sent can be read");
+    assert_eq!(group, GROUP);
+    message
+}
