@@ -1,0 +1,232 @@
+//! `lowkey server`: runs a node until it is told to stop.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use lowkey_core::NodeName;
+use lowkey_server::edge::serve::ServeLimits;
+use lowkey_server::{About, Config, RunningNode, StartError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::address::parse_listen;
+
+/// The command line was wrong (EX_USAGE).
+const EXIT_USAGE: u8 = 64;
+/// The node could not start, or had to end (EX_UNAVAILABLE).
+const EXIT_FAILED: u8 = 69;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// Found a new cluster if the data directory is empty
+    #[arg(long, env = "LOWKEY_BOOTSTRAP")]
+    bootstrap: bool,
+
+    /// Join the cluster of these nodes if the data directory is empty (their gRPC addresses)
+    #[arg(long, value_name = "HOST:GRPC_PORT,…", value_delimiter = ',', env = "LOWKEY_JOIN")]
+    join: Vec<String>,
+
+    /// Where the node keeps its data; made if it is missing
+    #[arg(long, value_name = "DIR", default_value = "./data", env = "LOWKEY_DATA_DIR")]
+    data_dir: PathBuf,
+
+    /// The node's name in the cluster [default: made once, and kept in the data directory]
+    #[arg(long, value_name = "NAME", env = "LOWKEY_NODE_ID", value_parser = parse_node_name)]
+    node_id: Option<NodeName>,
+
+    /// Where to listen for the other nodes
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7000", env = "LOWKEY_RAFT_ADDR", value_parser = parse_listen)]
+    raft_addr: SocketAddr,
+
+    /// Where to listen for gRPC; `:9000` means all interfaces
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000", env = "LOWKEY_GRPC_ADDR", value_parser = parse_listen)]
+    grpc_addr: SocketAddr,
+
+    /// Where to listen for HTTP/JSON
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", env = "LOWKEY_HTTP_ADDR", value_parser = parse_listen)]
+    http_addr: SocketAddr,
+
+    /// Where other nodes reach this one, if not where it listens
+    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_RAFT_ADDR")]
+    advertise_raft_addr: Option<String>,
+
+    /// Where gRPC clients reach this node, if not where it listens
+    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_GRPC_ADDR")]
+    advertise_grpc_addr: Option<String>,
+
+    /// Where HTTP clients reach this node, if not where it listens
+    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_HTTP_ADDR")]
+    advertise_http_addr: Option<String>,
+
+    /// Allow listening beyond loopback: nothing is encrypted, and nobody is asked who they are
+    #[arg(long, env = "LOWKEY_INSECURE")]
+    insecure: bool,
+
+    /// Leases that may exist at a time
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, env = "LOWKEY_MAX_LEASES")]
+    max_leases: usize,
+
+    /// Connections that each of the gRPC and HTTP ports may have at a time
+    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_CONNECTIONS")]
+    max_connections: usize,
+
+    /// Requests and streams that one gRPC connection may have at a time
+    #[arg(long, value_name = "N", default_value_t = 100, env = "LOWKEY_MAX_STREAMS")]
+    max_streams: u32,
+
+    /// Write logs as JSON, one object a line
+    #[arg(long, env = "LOWKEY_LOG_JSON")]
+    log_json: bool,
+
+    /// What to log: `info`, `debug`, or a filter such as `lowkey_server=debug`
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "LOWKEY_LOG")]
+    log: String,
+}
+
+fn parse_node_name(text: &str) -> Result<NodeName, String> {
+    NodeName::parse(text).map_err(|invalid| invalid.problem)
+}
+
+/// Runs a node; the exit status says how it ended.
+pub(crate) fn run(args: ServerArgs) -> ExitCode {
+    if let Err(problem) = start_logging(&args) {
+        return complain(&format!("--log: {problem}"), EXIT_USAGE);
+    }
+    if let Err(problem) = check_exposure(&args) {
+        return complain(&problem, EXIT_USAGE);
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&format!("cannot start the runtime: {error}"), EXIT_FAILED),
+    };
+    let outcome = runtime.block_on(serve(args));
+    // Whatever still runs has nothing to say any more.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ (StartError::Flag { .. } | StartError::NothingToDo)) => {
+            complain(&error.to_string(), EXIT_USAGE)
+        }
+        Err(error) => complain(&error.to_string(), EXIT_FAILED),
+    }
+}
+
+/// One line, for the person who started it.
+fn complain(problem: &str, code: u8) -> ExitCode {
+    eprintln!("lowkey: {problem}");
+    ExitCode::from(code)
+}
+
+fn start_logging(args: &ServerArgs) -> Result<(), String> {
+    let filter = EnvFilter::try_new(&args.log).map_err(|error| error.to_string())?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if args.log_json {
+        logs.json().flatten_event(true).init();
+    } else {
+        logs.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+    }
+    Ok(())
+}
+
+/// A port that others can reach without encryption is opened only by someone who means it.
+fn check_exposure(args: &ServerArgs) -> Result<(), String> {
+    let ports =
+        [("--raft-addr", args.raft_addr), ("--grpc-addr", args.grpc_addr), ("--http-addr", args.http_addr)];
+    match ports.into_iter().find(|(_, address)| !address.ip().is_loopback()) {
+        Some((flag, address)) if !args.insecure => Err(format!(
+            "{flag} {address} can be reached from other machines, and connections are not encrypted; add --insecure if \
+             that network is trusted"
+        )),
+        _ => Ok(()),
+    }
+}
+
+async fn serve(args: ServerArgs) -> Result<(), StartError> {
+    let no_signals = |source| StartError::Io { doing: "cannot listen for signals".into(), source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let config = Config {
+        node_name: args.node_id,
+        data_dir: args.data_dir,
+        bootstrap: args.bootstrap,
+        join: args.join,
+        raft_listen: args.raft_addr,
+        grpc_listen: args.grpc_addr,
+        http_listen: args.http_addr,
+        raft_advertise: args.advertise_raft_addr,
+        grpc_advertise: args.advertise_grpc_addr,
+        http_advertise: args.advertise_http_addr,
+        leases_max: args.max_leases,
+        limits: ServeLimits {
+            max_connections: args.max_connections,
+            max_streams_per_connection: args.max_streams,
+            ..ServeLimits::default()
+        },
+    };
+    let mut node = tokio::select! {
+        node = lowkey_server::start(config) => node?,
+        () = told_to_stop(&mut terminate, &mut interrupt) => return Ok(()),
+    };
+    banner(node.about(), args.log_json);
+    tokio::select! {
+        error = node.failed() => Err(error),
+        () = told_to_stop(&mut terminate, &mut interrupt) => stop(node, &mut terminate, &mut interrupt).await,
+    }
+}
+
+async fn told_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// The first signal stops the node in good order, the second at once.
+async fn stop(node: RunningNode, terminate: &mut Signal, interrupt: &mut Signal) -> Result<(), StartError> {
+    tokio::select! {
+        outcome = node.stop() => outcome,
+        () = told_to_stop(terminate, interrupt) => {
+            Err(StartError::Io {
+                doing: "stopped at once by a second signal".into(),
+                source: std::io::ErrorKind::Interrupted.into(),
+            })
+        }
+    }
+}
+
+fn banner(about: &About, as_json: bool) {
+    tracing::info!(
+        node = about.node_name, cluster = about.cluster_id,
+        raft = %about.raft, grpc = %about.grpc, http = %about.http,
+        "{}", about.how
+    );
+    if as_json || !std::io::stderr().is_terminal() {
+        return;
+    }
+    eprintln!(
+        r#"
+  lowkey {version} · node {node} {how} ({cluster})
+
+    HTTP/JSON  http://{http}
+    gRPC       http://{grpc}
+    peers      {raft}
+
+  Try:
+    curl http://{http}/v1/lock/acquire -d '{{"lock_name":"my-job","owner_id":"me","ttl_seconds":30}}'
+    curl http://{http}/v1/lock?name=my-job
+    curl http://{http}/v1/status
+  Another node:
+    lowkey --join {grpc} --data-dir ./data2 --raft-addr 127.0.0.1:7001 --grpc-addr 127.0.0.1:9001 --http-addr 127.0.0.1:8081
+"#,
+        version = env!("CARGO_PKG_VERSION"),
+        node = about.node_name,
+        how = about.how,
+        cluster = about.cluster_id,
+        http = about.http,
+        grpc = about.grpc,
+        raft = about.raft,
+    );
+}

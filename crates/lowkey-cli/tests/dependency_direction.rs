@@ -1,0 +1,288 @@
+//! The structure of the workspace, as a test: who may depend on whom, and what the pure crates may
+//! never touch. `ARCHITECTURE.md` draws the same picture for people.
+//!
+//! Two rules carry the others. Dependencies point one way, so that the state machine can be read
+//! without the server. And `lowkey-core` and `lowkey-replica` know no clock, no randomness and no
+//! order that is not defined, so that every replica, every replay and every simulation agrees.
+//!
+//! A crate that is missing in [`RULES`] fails the first test: a new crate gets its place on purpose.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+/// What one crate may depend on.
+struct Rule {
+    name: &'static str,
+    /// Which of our own crates it may use, in any way: also to build and to test.
+    ours: &'static [&'static str],
+    /// Which of other people's crates it may be built with. Tests may use what they like.
+    outside: Outside,
+}
+
+enum Outside {
+    /// These and no other.
+    Only(&'static [&'static str]),
+    /// Anything but these.
+    AllBut(&'static [&'static str]),
+}
+
+/// What reads a clock, draws lots, opens a socket or waits for one.
+const WORLDLY: &[&str] = &["axum", "getrandom", "hyper", "hyper-util", "rand", "rustix", "tokio"];
+
+const RULES: &[Rule] = &[
+    Rule { name: "lowkey-core", ours: &[], outside: Outside::Only(&["prost"]) },
+    Rule {
+        name: "lowkey-replica",
+        ours: &["lowkey-core"],
+        outside: Outside::Only(&["prost", "raft", "slog"]),
+    },
+    Rule { name: "lowkey-wal", ours: &[], outside: Outside::Only(&["crc32c"]) },
+    Rule { name: "lowkey-api", ours: &[], outside: Outside::AllBut(WORLDLY) },
+    Rule {
+        name: "lowkey-server",
+        ours: &["lowkey-api", "lowkey-core", "lowkey-replica", "lowkey-wal"],
+        outside: Outside::AllBut(&[]),
+    },
+    Rule {
+        name: "lowkey-cli",
+        ours: &["lowkey-api", "lowkey-bench", "lowkey-client", "lowkey-core", "lowkey-server"],
+        outside: Outside::AllBut(&[]),
+    },
+    // Crates that are planned: their places are kept.
+    Rule { name: "lowkey-client", ours: &["lowkey-api"], outside: Outside::AllBut(&[]) },
+    Rule {
+        name: "lowkey-sim",
+        ours: &["lowkey-api", "lowkey-core", "lowkey-replica", "lowkey-wal"],
+        outside: Outside::AllBut(&["tokio", "rand", "getrandom"]),
+    },
+    Rule { name: "lowkey-fence", ours: &["lowkey-core"], outside: Outside::AllBut(&[]) },
+    Rule { name: "lowkey-bench", ours: &["lowkey-api", "lowkey-client"], outside: Outside::AllBut(&[]) },
+];
+
+/// Crates that must give the same answer on every machine and in every run.
+const PURE: &[&str] = &["lowkey-core", "lowkey-replica"];
+
+/// Crates that know nothing of the world outside.
+const SECLUDED: &[&str] = &["lowkey-core", "lowkey-replica", "lowkey-wal"];
+
+#[test]
+fn every_crate_has_a_place_in_the_picture() {
+    let names: Vec<String> = manifests().into_iter().map(|manifest| manifest.name).collect();
+    assert!(names.len() >= 6, "only {names:?} were found: is this test looking in the right place?");
+    for name in names {
+        assert!(rule(&name).is_some(), "{name} is missing in RULES: decide what it may depend on");
+    }
+}
+
+#[test]
+fn dependencies_among_our_crates_point_one_way() {
+    for manifest in manifests() {
+        let problems = manifest.forbidden_crates_of_ours();
+        assert!(problems.is_empty(), "{} must not depend on {problems:?}", manifest.name);
+    }
+}
+
+#[test]
+fn crates_are_built_only_with_what_they_may_use() {
+    for manifest in manifests() {
+        let problems = manifest.forbidden_crates_of_others();
+        assert!(problems.is_empty(), "{} must not be built with {problems:?}", manifest.name);
+    }
+}
+
+#[test]
+fn core_replica_and_log_use_nothing_that_touches_the_world() {
+    for manifest in manifests().into_iter().filter(|manifest| SECLUDED.contains(&manifest.name.as_str())) {
+        for name in manifest.dependencies(&["dependencies", "build-dependencies"]) {
+            let is_worldly = WORLDLY.contains(&name.as_str()) || name.starts_with("tonic");
+            assert!(!is_worldly, "{} must not use {name}", manifest.name);
+        }
+    }
+}
+
+#[test]
+fn every_crate_follows_the_lints_of_the_workspace() {
+    for manifest in manifests() {
+        let lints = manifest.table.get("lints").and_then(|lints| lints.get("workspace"));
+        assert_eq!(lints, Some(&Value::Boolean(true)), "{} needs [lints] workspace = true", manifest.name);
+    }
+}
+
+#[test]
+fn clippy_forbids_clocks_and_chance_in_the_pure_crates() {
+    for name in PURE {
+        let path = crates_directory().join(name).join("clippy.toml");
+        let config = read_toml(&path);
+        for (list, forbidden) in [
+            ("disallowed-methods", "std::time::Instant::now"),
+            ("disallowed-methods", "std::time::SystemTime::now"),
+            ("disallowed-methods", "std::collections::hash_map::RandomState::new"),
+            ("disallowed-types", "std::collections::HashMap"),
+            ("disallowed-types", "std::collections::HashSet"),
+        ] {
+            let entries = config.get(list).and_then(Value::as_array).cloned().unwrap_or_default();
+            let entry =
+                entries.iter().find(|entry| entry.get("path").and_then(Value::as_str) == Some(forbidden));
+            let reason = entry.and_then(|entry| entry.get("reason")).and_then(Value::as_str);
+            assert!(
+                reason.is_some_and(|reason| !reason.is_empty()),
+                "{} must forbid {forbidden}, with a reason",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn the_pure_crates_mention_no_clock_and_no_undefined_order() {
+    // Clippy looks at what is compiled; this looks at every line, also behind a `cfg` or an `allow`.
+    const WORDS: &[&str] =
+        &["HashMap", "HashSet", "Instant::now", "SystemTime::now", "thread_rng", "RandomState"];
+    for name in PURE {
+        let mut files = Vec::new();
+        collect_rust_files(&crates_directory().join(name).join("src"), &mut files);
+        assert!(!files.is_empty(), "{name} has no source files: is this test looking in the right place?");
+        for file in files {
+            let text =
+                fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            for (number, line) in (1..).zip(text.lines()) {
+                if let Some(word) = WORDS.iter().find(|word| line.contains(**word)) {
+                    panic!("{}:{number} mentions {word}: {}", file.display(), line.trim());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dependency_in_the_wrong_direction_is_found_however_it_is_written() {
+    for manifest in [
+        "[dependencies]\nlowkey-server.workspace = true",
+        "[dependencies]\nlowkey-server = { path = \"../lowkey-server\" }",
+        "[dev-dependencies]\nlowkey-server.workspace = true",
+        "[build-dependencies]\nlowkey-server = \"0.1\"",
+        "[target.'cfg(unix)'.dependencies]\nlowkey-server.workspace = true",
+        "[dependencies]\nharmless = { package = \"lowkey-server\", path = \"../lowkey-server\" }",
+    ] {
+        let found = Manifest::parse("lowkey-core", manifest).forbidden_crates_of_ours();
+        assert_eq!(found, ["lowkey-server"], "{manifest}");
+    }
+}
+
+#[test]
+fn a_crate_that_may_not_be_used_is_found_outside_tests_only() {
+    let found = |text| Manifest::parse("lowkey-wal", text).forbidden_crates_of_others();
+    assert_eq!(found("[dependencies]\ncrc32c.workspace = true\ntokio.workspace = true"), ["tokio"]);
+    assert_eq!(found("[target.'cfg(unix)'.dependencies]\nrand = \"0.9\""), ["rand"]);
+    assert!(found("[dev-dependencies]\nproptest.workspace = true").is_empty());
+}
+
+/// One crate's `Cargo.toml`.
+struct Manifest {
+    name: String,
+    table: Table,
+}
+
+impl Manifest {
+    fn parse(name: &str, text: &str) -> Self {
+        let table = text.parse().unwrap_or_else(|error| panic!("{name}: {error}"));
+        Self { name: name.to_owned(), table }
+    }
+
+    fn forbidden_crates_of_ours(&self) -> Vec<String> {
+        let allowed = rule(&self.name).map_or(&[][..], |rule| rule.ours);
+        let mut found = self.dependencies(&["dependencies", "build-dependencies", "dev-dependencies"]);
+        found.retain(|name| is_ours(name) && !allowed.contains(&name.as_str()));
+        found.into_iter().collect()
+    }
+
+    fn forbidden_crates_of_others(&self) -> Vec<String> {
+        let mut found = self.dependencies(&["dependencies", "build-dependencies"]);
+        found.retain(|name| {
+            !is_ours(name)
+                && match rule(&self.name).map(|rule| &rule.outside) {
+                    Some(Outside::Only(allowed)) => !allowed.contains(&name.as_str()),
+                    Some(Outside::AllBut(forbidden)) => forbidden.contains(&name.as_str()),
+                    None => true,
+                }
+        });
+        found.into_iter().collect()
+    }
+
+    /// The names of all crates in sections of these kinds, those for single targets included.
+    fn dependencies(&self, kinds: &[&str]) -> BTreeSet<String> {
+        let targets = self.table.get("target").and_then(Value::as_table);
+        let of_targets = targets.into_iter().flat_map(|targets| targets.values()).filter_map(Value::as_table);
+        let mut names = BTreeSet::new();
+        for section in of_targets.chain([&self.table]) {
+            for kind in kinds {
+                let dependencies = section.get(*kind).and_then(Value::as_table);
+                for (key, value) in dependencies.into_iter().flatten() {
+                    names.insert(package_name(key, value));
+                }
+            }
+        }
+        names
+    }
+}
+
+/// A dependency may go by another name than its crate has, here or in the workspace's table.
+fn package_name(key: &str, value: &Value) -> String {
+    let renamed = |value: &Value| value.get("package").and_then(Value::as_str).map(str::to_owned);
+    let inherits = value.get("workspace").and_then(Value::as_bool) == Some(true);
+    let in_workspace = || {
+        let root = read_toml(&crates_directory().join("../Cargo.toml"));
+        let shared = root.get("workspace")?.get("dependencies")?.get(key)?;
+        renamed(shared)
+    };
+    renamed(value).or_else(|| inherits.then(in_workspace).flatten()).unwrap_or_else(|| key.to_owned())
+}
+
+fn rule(name: &str) -> Option<&'static Rule> {
+    RULES.iter().find(|rule| rule.name == name)
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("lowkey-")
+}
+
+fn crates_directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every crate of the workspace.
+fn manifests() -> Vec<Manifest> {
+    let directory = crates_directory();
+    let entries = fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let mut manifests = Vec::new();
+    for entry in entries {
+        let path = entry.expect("the directory can be listed").path().join("Cargo.toml");
+        if path.is_file() {
+            let table = read_toml(&path);
+            let name = table.get("package").and_then(|package| package.get("name")).and_then(Value::as_str);
+            let name = name.unwrap_or_else(|| panic!("{} names no package", path.display())).to_owned();
+            manifests.push(Manifest { name, table });
+        }
+    }
+    manifests
+}
+
+fn read_toml(path: &Path) -> Table {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn collect_rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    for entry in entries {
+        let path = entry.expect("the directory can be listed").path();
+        if path.is_dir() {
+            collect_rust_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}

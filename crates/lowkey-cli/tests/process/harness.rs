@@ -1,0 +1,326 @@
+//! Nodes as child processes, and ways to talk to them.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use lowkey_api::ApiError;
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::{
+    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, GetLockRequest, LockHolder,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+/// How long a condition may take to come true; far more than it ever should.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until a condition holds.
+pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A free port below the range that the system gives to outgoing connections, so that it is still
+/// free when a node comes back.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let start = (std::process::id() % 1000) as u16 * 20;
+        let port = 11_000 + start.wrapping_add(step) % 20_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// The three ports of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports {
+    pub(crate) raft: u16,
+    pub(crate) grpc: u16,
+    pub(crate) http: u16,
+}
+
+impl Ports {
+    pub(crate) fn free() -> Self {
+        Self { raft: free_port(), grpc: free_port(), http: free_port() }
+    }
+}
+
+/// A node: its flags, and its process while it runs.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) ports: Ports,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) log: PathBuf,
+    flags: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Node {
+    /// A node in `folder` with `flags` beside the usual ones; not started yet.
+    pub(crate) fn new(folder: &Path, name: &str, flags: &[&str]) -> Self {
+        Self {
+            name: name.to_owned(),
+            ports: Ports::free(),
+            data_dir: folder.join(name),
+            log: folder.join(format!("{name}.log")),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            child: None,
+        }
+    }
+
+    /// The command that starts it.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+        command
+            .args(["--node-id", &self.name])
+            .arg("--data-dir")
+            .arg(&self.data_dir)
+            .args(["--raft-addr", &format!("127.0.0.1:{}", self.ports.raft)])
+            .args(["--grpc-addr", &format!("127.0.0.1:{}", self.ports.grpc)])
+            .args(["--http-addr", &format!("127.0.0.1:{}", self.ports.http)])
+            .args(&self.flags)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts the process, always with the very same flags.
+    pub(crate) fn start(&mut self) {
+        assert!(self.child.is_none(), "{} runs already", self.name);
+        let log = File::options().create(true).append(true).open(&self.log).unwrap();
+        let child = self.command().stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        self.child = Some(child);
+    }
+
+    /// Starts the process and waits until it can serve.
+    pub(crate) fn start_ready(&mut self) {
+        self.start();
+        self.wait_ready();
+    }
+
+    pub(crate) fn wait_ready(&self) {
+        eventually(&format!("{} is ready: {}", self.name, self.log_text()), || {
+            (self.http("GET", "/readyz", "")?.0 == 200).then_some(())
+        });
+    }
+
+    pub(crate) fn runs(&self) -> bool {
+        self.child.is_some()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let child = self.child.as_ref().expect("the node runs");
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Ends the process as a power cut would, as far as a process can tell.
+    pub(crate) fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.wait_exit();
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) fn wait_exit(&mut self) -> ExitStatus {
+        let mut child = self.child.take().expect("the node runs");
+        eventually(&format!("{} ends", self.name), || child.try_wait().unwrap())
+    }
+
+    pub(crate) fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// One HTTP request; nothing if nobody answers.
+    pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+        http(self.ports.http, method, path, body)
+    }
+
+    /// One HTTP request that must be answered with 200.
+    pub(crate) fn ok(&self, method: &str, path: &str, body: &str) -> Value {
+        let (status, text) = self.http(method, path, body).expect("an answer");
+        assert_eq!(status, 200, "{method} {path} {body}: {text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    pub(crate) fn status(&self) -> Option<Value> {
+        let (status, text) = self.http("GET", "/v1/status", "")?;
+        assert_eq!(status, 200, "the status is always told: {text}");
+        Some(serde_json::from_str(&text).unwrap())
+    }
+
+    pub(crate) fn client(&self) -> LockServiceClient<Channel> {
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.ports.grpc)).unwrap();
+        let endpoint = endpoint.connect_timeout(Duration::from_millis(300)).timeout(Duration::from_secs(20));
+        LockServiceClient::new(endpoint.connect_lazy())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- log of {}\n{}", self.name, self.log_text());
+        }
+    }
+}
+
+/// One HTTP request on a connection of its own; nothing if there is no whole answer.
+pub(crate) fn http(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         content-type: application/x-www-form-urlencoded\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(body.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().unwrap();
+    Some((status, body.to_owned()))
+}
+
+/// Several nodes of one cluster.
+pub(crate) struct Cluster {
+    pub(crate) nodes: Vec<Node>,
+    /// Removed with everything in it when the cluster is dropped.
+    _folder: TempDir,
+}
+
+impl Cluster {
+    /// One node founds, the others join; gives them back when all vote.
+    pub(crate) fn start(size: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut nodes = vec![Node::new(folder.path(), "n1", &["--bootstrap"])];
+        nodes[0].start();
+        for number in 2..=size {
+            // Any member will do; each joins through the one before it.
+            let join = format!("127.0.0.1:{}", nodes.last().unwrap().ports.grpc);
+            let mut node = Node::new(folder.path(), &format!("n{number}"), &["--join", &join]);
+            nodes.last().unwrap().wait_ready();
+            node.start();
+            nodes.push(node);
+        }
+        let cluster = Self { nodes, _folder: folder };
+        cluster.wait_whole();
+        cluster
+    }
+
+    /// Waits until all nodes run, vote, and agree on a leader.
+    pub(crate) fn wait_whole(&self) -> usize {
+        let size = self.nodes.len() as u64;
+        eventually("all nodes vote and agree on the leader", || {
+            let statuses: Option<Vec<Value>> = self.nodes.iter().map(Node::status).collect();
+            let statuses = statuses?;
+            let leader = statuses.iter().position(|status| status["isLeader"] == true)?;
+            let agreed = statuses.iter().all(|status| {
+                status["clusterSize"] == size && status["leaderAddress"] == statuses[leader]["leaderAddress"]
+            });
+            agreed.then_some(leader)
+        })
+    }
+
+    /// The node that leads, as the nodes other than `except` see it.
+    pub(crate) fn wait_leader(&self, except: Option<usize>) -> usize {
+        eventually("somebody leads", || {
+            self.nodes.iter().enumerate().find_map(|(number, node)| {
+                let asked = Some(number) != except && node.runs();
+                (asked && node.status()?["isLeader"] == true).then_some(number)
+            })
+        })
+    }
+
+    pub(crate) fn clients(&self) -> Vec<LockServiceClient<Channel>> {
+        self.nodes.iter().map(Node::client).collect()
+    }
+}
+
+/// A one-call acquire for a long time.
+pub(crate) fn long_acquire(lock: &str, owner: &str, request_id: &str) -> AcquireLockRequest {
+    AcquireLockRequest {
+        lock_name: lock.to_owned(),
+        owner_id: owner.to_owned(),
+        ttl_seconds: 600,
+        request_id: request_id.to_owned(),
+        ..AcquireLockRequest::default()
+    }
+}
+
+/// Acquires as a retrying client does: every node in turn, always with the same request id, until
+/// there is an answer that retrying does not change.
+pub(crate) async fn acquire_somewhere(
+    clients: &mut [LockServiceClient<Channel>],
+    request: &AcquireLockRequest,
+) -> Result<AcquireLockResponse, ApiError> {
+    let deadline = Instant::now() + PATIENCE;
+    for turn in (0..clients.len()).cycle() {
+        let client = &mut clients[turn];
+        let attempt = tokio::time::timeout(Duration::from_secs(1), client.acquire_lock(request.clone()));
+        match attempt.await {
+            Ok(Ok(response)) => return Ok(response.into_inner()),
+            Ok(Err(status)) => {
+                let error = ApiError::from_status(&status);
+                if let Some(error) = error.filter(|error| !error.is_retryable()) {
+                    return Err(error);
+                }
+            }
+            Err(_) => {}
+        }
+        assert!(Instant::now() < deadline, "no answer from anybody: {request:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    unreachable!("there are clients");
+}
+
+/// Who holds a lock, asked until somebody knows.
+pub(crate) async fn holder(clients: &mut [LockServiceClient<Channel>], lock: &str) -> Option<LockHolder> {
+    let deadline = Instant::now() + PATIENCE;
+    for turn in (0..clients.len()).cycle() {
+        let request = GetLockRequest { lock_name: lock.to_owned() };
+        let attempt = tokio::time::timeout(Duration::from_secs(1), clients[turn].get_lock(request));
+        if let Ok(Ok(response)) = attempt.await {
+            return response.into_inner().holders.pop();
+        }
+        assert!(Instant::now() < deadline, "nobody can say who holds {lock}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    unreachable!("there are clients");
+}
+
+/// A lease, made by the first node that answers.
+pub(crate) async fn lease(clients: &mut [LockServiceClient<Channel>], owner: &str, ttl_seconds: i64) -> u64 {
+    for client in clients {
+        let request =
+            CreateLeaseRequest { owner_id: owner.to_owned(), ttl_seconds, ..CreateLeaseRequest::default() };
+        if let Ok(response) = client.create_lease(request).await {
+            return response.into_inner().lease_id;
+        }
+    }
+    panic!("no node makes a lease");
+}
+
+/// How often a test repeats itself: a few times, or as often as the environment says.
+pub(crate) fn rounds(variable: &str, usual: usize) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}

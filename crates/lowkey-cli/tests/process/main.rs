@@ -1,0 +1,15 @@
+//! Real processes: the binary as people run it, on a real disk, with real signals.
+//!
+//! Every test starts nodes of its own, on ports of its own, in a folder of its own. Tests wait for
+//! conditions; where a duration is part of a promise it is measured and printed, and only checked
+//! against a bound that a loaded machine keeps too.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod expiry;
+mod failover;
+mod harness;
+mod kill_and_restart;
+mod pause;
+mod quick_start;
+mod stop;
+mod three_nodes;

@@ -1,0 +1,37 @@
+//! What a node is told when it is started.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use lowkey_core::NodeName;
+
+use crate::edge::serve::ServeLimits;
+
+/// How a node is to run; see the command line for the defaults.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The node's name; made once and kept if there is none.
+    pub node_name: Option<NodeName>,
+    /// Where its data lie.
+    pub data_dir: PathBuf,
+    /// Found a cluster if the directory is empty.
+    pub bootstrap: bool,
+    /// gRPC addresses of members of the cluster to join if the directory is empty.
+    pub join: Vec<String>,
+    /// Where to listen for peers.
+    pub raft_listen: SocketAddr,
+    /// Where to listen for gRPC.
+    pub grpc_listen: SocketAddr,
+    /// Where to listen for HTTP.
+    pub http_listen: SocketAddr,
+    /// Where peers reach this node, if that is not where it listens.
+    pub raft_advertise: Option<String>,
+    /// Where gRPC clients reach this node, if that is not where it listens.
+    pub grpc_advertise: Option<String>,
+    /// Where HTTP clients reach this node, if that is not where it listens.
+    pub http_advertise: Option<String>,
+    /// Leases that may exist at a time.
+    pub leases_max: usize,
+    /// Limits of the two public ports.
+    pub limits: ServeLimits,
+}

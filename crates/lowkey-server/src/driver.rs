@@ -1,0 +1,266 @@
+//! The replica thread: takes in, takes a turn, carries out. Nothing else runs on it.
+//!
+//! One turn: drain the inbox, step, send what may leave before the disk, write and sync once for the
+//! whole batch, send the rest, answer. While the disk syncs, the next batch gathers in the inbox.
+//!
+//! The thread never goes on after an error that leaves the disk in doubt, nor after a panic: a node
+//! that only half works is worse than one that is gone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowkey_replica::{
+    CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Request, Role, Turn,
+};
+use lowkey_wal::{Disk, Record, Wal, WalError, snapshots};
+use tokio::sync::oneshot;
+
+use crate::clock::Clock;
+use crate::error::StartError;
+use crate::housekeeper::{Job, Jobs, Report};
+use crate::inbox::{Answer, Batch, Event, Inbox};
+use crate::peers::Links;
+use crate::storage::wal_record;
+use crate::view::View;
+
+const TICK_NANOS: u64 = 10 * MILLISECOND;
+/// Once so little of the last segment is left, it is kept for what `raft` itself must write.
+const RESERVE_BYTES: u64 = 4 * 1024 * 1024;
+/// How long to wait before a full disk is tried again.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
+
+/// Everything that the thread works with.
+pub(crate) struct Driver {
+    pub(crate) replica: Replica,
+    pub(crate) wal: Wal,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) clock: Clock,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) jobs: Jobs,
+    pub(crate) links: Links,
+    pub(crate) view: Arc<View>,
+}
+
+struct Running {
+    driver: Driver,
+    calls: HashMap<CallId, Answer>,
+    last_call: u64,
+    next_tick: Nanos,
+    /// As the housekeeper last saw it.
+    space_enough: bool,
+    room: DiskRoom,
+    /// Nothing was written since the last tick: a good time to tell the log that it is synced.
+    idle: bool,
+}
+
+/// Starts the thread. The receiver gets the reason when it ends, or nothing at all if it panicked.
+pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), StartError>>, StartError> {
+    let (ended, receiver) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("replica".into())
+        .spawn(move || {
+            let _end_on_panic = EndOnPanic;
+            let next_tick = driver.clock.now().after(TICK_NANOS);
+            let running = Running {
+                driver,
+                calls: HashMap::new(),
+                last_call: 0,
+                next_tick,
+                space_enough: true,
+                room: DiskRoom::Ample,
+                idle: false,
+            };
+            // Nobody listens any more when the process is on its way out.
+            let _ = ended.send(running.run());
+        })
+        .map_err(|source| StartError::Io { doing: "cannot start the replica thread".into(), source })?;
+    Ok(receiver)
+}
+
+impl Running {
+    fn run(mut self) -> Result<(), StartError> {
+        self.driver.links.follow(&self.driver.view.status());
+        loop {
+            let batch = self.driver.inbox.take(self.driver.clock.instant(self.next_tick));
+            if self.take_in(batch) {
+                return Ok(self.driver.wal.close()?);
+            }
+            self.tick_if_due()?;
+            self.watch_disk();
+            while self.driver.replica.has_work() {
+                self.turn()?;
+            }
+        }
+    }
+
+    /// Takes in a batch; true if the thread is to end.
+    fn take_in(&mut self, batch: Batch) -> bool {
+        for event in batch.events {
+            match event {
+                Event::Replica(input) => self.step(input),
+                Event::Housekeeping(Report::Segment(made)) => {
+                    if let Err(error) = &made {
+                        tracing::error!(%error, "the next segment of the log cannot be made: no new leases and locks until there is space");
+                    }
+                    self.driver.wal.segment_made(made);
+                }
+                Event::Housekeeping(Report::Space { enough }) => self.space_enough = enough,
+                Event::PeerSeen { member, raft_address } => self.driver.links.seen(member, raft_address),
+                Event::Stop => return true,
+            }
+        }
+        for message in batch.messages {
+            self.step(Input::Message(Box::new(message)));
+        }
+        for (request, answer) in batch.requests {
+            self.ask(request, answer);
+        }
+        false
+    }
+
+    fn ask(&mut self, request: Request, answer: Answer) {
+        // A caller that has gone before its turn came gets nothing done.
+        if answer.is_closed() {
+            return;
+        }
+        self.last_call += 1;
+        let call = CallId(self.last_call);
+        self.calls.insert(call, answer);
+        self.step(Input::Request(call, request));
+    }
+
+    /// R2: the clock is read for every input by itself, after it has left the inbox.
+    fn step(&mut self, input: Input) {
+        let now = self.driver.clock.now();
+        self.driver.replica.step(now, input);
+    }
+
+    fn tick_if_due(&mut self) -> Result<(), StartError> {
+        let now = self.driver.clock.now();
+        if now < self.next_tick {
+            return Ok(());
+        }
+        // Missed ticks are not made up for.
+        self.next_tick = now.after(TICK_NANOS);
+        self.step(Input::Tick);
+        if std::mem::replace(&mut self.idle, true) {
+            self.driver.wal.mark_synced()?;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// Makes sure that the next segment is being made, and tells the replica how much room there is.
+    fn watch_disk(&mut self) {
+        if let Some(job) = self.driver.wal.segment_job() {
+            // The housekeeper lives as long as this sender does.
+            let _ = self.driver.jobs.send(Job::Segment(job));
+        }
+        let room =
+            match (self.driver.wal.has_spare() && self.space_enough, self.driver.wal.active_remaining()) {
+                (true, _) => DiskRoom::Ample,
+                (false, RESERVE_BYTES..) => DiskRoom::Reserve,
+                (false, _) if self.driver.wal.has_spare() => DiskRoom::Reserve,
+                (false, _) => DiskRoom::Exhausted,
+            };
+        if room != self.room {
+            self.room = room;
+            match room {
+                DiskRoom::Ample => {
+                    tracing::info!("the disk has room again: new leases and locks are granted")
+                }
+                DiskRoom::Reserve => tracing::error!(
+                    "the disk is full: new leases and locks are refused (LIMIT_DISK), renewals and releases go on; free some space"
+                ),
+                DiskRoom::Exhausted => tracing::error!(
+                    "the disk is full and the reserve is used up: all changes are refused; free some space"
+                ),
+            }
+            self.step(Input::Disk(room));
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), StartError> {
+        let now = self.driver.clock.now();
+        let Turn { output, persist } = self.driver.replica.begin_turn(now).map_err(fatal)?;
+        self.carry_out(output);
+        if !persist.is_empty() {
+            self.idle = false;
+            self.persist(persist)?;
+        }
+        let now = self.driver.clock.now();
+        let output = self.driver.replica.end_turn(now).map_err(fatal)?;
+        // Before the replies: who has been told of something can see it in the status.
+        self.publish();
+        self.carry_out(output);
+        Ok(())
+    }
+
+    fn persist(&mut self, persist: Persist) -> Result<(), StartError> {
+        if let Some(file) = persist.snapshot {
+            snapshots::save(&*self.driver.disk, file.index, &file.payload)?;
+        }
+        let records: Vec<Record> = persist.records.iter().map(wal_record).collect();
+        while let Err(error) = self.driver.wal.append(&records) {
+            match error {
+                // Nothing was written, so nothing is lost by trying again.
+                WalError::Full => {
+                    tracing::error!("the disk is full to the last byte: this node waits for space");
+                    std::thread::sleep(FULL_PAUSE);
+                }
+                error => return Err(error.into()),
+            }
+        }
+        Ok(self.driver.wal.sync()?)
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        self.driver.links.send(output.messages);
+        for (call, answer) in output.replies {
+            if let Some(caller) = self.calls.remove(&call) {
+                // A caller that has gone needs no answer.
+                let _ = caller.send(answer);
+            }
+        }
+        if let Some(file) = output.snapshot {
+            let _ = self.driver.jobs.send(Job::Snapshot(file));
+        }
+    }
+
+    fn publish(&mut self) {
+        let before = self.driver.view.status();
+        let status = self.driver.replica.status();
+        if *before == status {
+            return;
+        }
+        if (before.term, before.role, before.leader) != (status.term, status.role, status.leader) {
+            match status.role {
+                Role::Leader => tracing::info!(term = status.term, "this node leads"),
+                Role::Follower => {
+                    let leader = status.leader.map(|leader| leader.0);
+                    tracing::info!(term = status.term, leader, "this node follows");
+                }
+                Role::Candidate => tracing::info!(term = status.term, "this node looks for a leader"),
+            }
+        }
+        self.driver.links.follow(&status);
+        self.driver.view.publish(status);
+    }
+}
+
+fn fatal(fatal: Fatal) -> StartError {
+    StartError::Replica(fatal.to_string())
+}
+
+/// Ends the process if the thread that holds this panics.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("the replica thread panicked: the process ends, since a zombie must not serve");
+            std::process::exit(70);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! From the bytes of a body to a message, or to a refusal that names the field at fault.
+
+use lowkey_api::v1::{
+    AcquireLockRequest, AddPeerRequest, CreateLeaseRequest, ReleaseLockRequest, RenewLeaseRequest,
+    RevokeLeaseRequest,
+};
+use lowkey_api::{ApiError, Reason};
+use lowkey_core::limits::{TTL_SECONDS_MAX, TTL_SECONDS_MIN, WAIT_MS_MAX};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// How much of a refused value is shown back, in characters.
+const SHOWN_CHARS_MAX: usize = 64;
+
+/// A message that can be a request's body.
+pub(super) trait JsonRequest: DeserializeOwned {
+    /// What a body looks like, for those who sent none.
+    const EXAMPLE: &str;
+
+    /// Where the request's id goes, if it has one.
+    fn request_id(&mut self) -> Option<&mut String>;
+}
+
+macro_rules! json_request {
+    ($message:ty, $example:literal) => {
+        impl JsonRequest for $message {
+            const EXAMPLE: &str = $example;
+
+            fn request_id(&mut self) -> Option<&mut String> {
+                Some(&mut self.request_id)
+            }
+        }
+    };
+}
+
+json_request!(CreateLeaseRequest, r#"{"ownerId":"worker-1","ttlSeconds":10}"#);
+json_request!(RevokeLeaseRequest, r#"{"leaseId":1,"ownerId":"worker-1"}"#);
+json_request!(AcquireLockRequest, r#"{"lockName":"jobs/nightly","ownerId":"worker-1","leaseId":1}"#);
+json_request!(ReleaseLockRequest, r#"{"lockName":"jobs/nightly","leaseId":1,"fencingToken":1}"#);
+json_request!(AddPeerRequest, r#"{"nodeId":"node-2","raftAddress":"127.0.0.1:7001"}"#);
+
+impl JsonRequest for RenewLeaseRequest {
+    const EXAMPLE: &str = r#"{"leaseId":1}"#;
+
+    fn request_id(&mut self) -> Option<&mut String> {
+        None
+    }
+}
+
+/// Parses a body.
+pub(super) fn parse<T: JsonRequest>(bytes: &[u8]) -> Result<T, ApiError> {
+    if bytes.trim_ascii().is_empty() {
+        return Err(refuse_body::<T>("is empty"));
+    }
+    serde_json::from_slice(bytes).or_else(|error| parse_with_care(bytes, &error))
+}
+
+/// The second look at a body that did not parse: `null` stands for an absent field, and a single
+/// value of the wrong kind is named.
+fn parse_with_care<T: JsonRequest>(bytes: &[u8], error: &serde_json::Error) -> Result<T, ApiError> {
+    let fields = match serde_json::from_slice(bytes) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) => return Err(refuse_body::<T>("must be a JSON object")),
+        Err(_) => return Err(refuse_body::<T>(format_args!("is not JSON: {error}"))),
+    };
+    for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        let alone = Map::from_iter([(key.clone(), value.clone())]);
+        if T::deserialize(Value::Object(alone)).is_err() {
+            return Err(refuse_field::<T>(key, value));
+        }
+    }
+    if fields.values().any(Value::is_null) {
+        let given = fields.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        if let Ok(message) = T::deserialize(Value::Object(given)) {
+            return Ok(message);
+        }
+    }
+    // Each field is right by itself, so they do not go together: one was given twice.
+    Err(refuse_body::<T>(error))
+}
+
+fn refuse_body<T: JsonRequest>(problem: impl std::fmt::Display) -> ApiError {
+    ApiError::invalid("body", format_args!("{problem}; it should look like {}", T::EXAMPLE))
+}
+
+fn refuse_field<T: JsonRequest>(key: &str, value: &Value) -> ApiError {
+    let Some(Reason::Invalid(field)) = Reason::invalid_field(key) else {
+        return refuse_body::<T>(format_args!("has a field {} of the wrong kind", shown(key)));
+    };
+    let allowed = match field {
+        "ttl_seconds" => format!("must be {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX} seconds"),
+        "wait_ms" => format!("must be 0 to {WAIT_MS_MAX} milliseconds"),
+        "lease_id" | "fencing_token" => "must be a whole number from 0 to 2^64-1".to_owned(),
+        "command_version" => "must be a whole number from 0 to 2^32-1".to_owned(),
+        "mode" => "must be EXCLUSIVE or SHARED".to_owned(),
+        "scope" => "must be NAME or SUBTREE".to_owned(),
+        _ => "must be a string".to_owned(),
+    };
+    ApiError::invalid(field, format_args!("{allowed}, and is {}", shown(&value.to_string())))
+}
+
+/// The beginning of `text`: an answer must not grow with what was wrong.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(body: &str) -> ApiError {
+        parse::<AcquireLockRequest>(body.as_bytes()).expect_err(body)
+    }
+
+    #[test]
+    fn the_field_at_fault_is_named_in_either_casing() {
+        for (body, reason) in [
+            (r#"{"ttlSeconds":9223372036854775808}"#, "INVALID_TTL_SECONDS"),
+            (r#"{"ttl_seconds":"ten"}"#, "INVALID_TTL_SECONDS"),
+            (r#"{"ttl_seconds":1.5}"#, "INVALID_TTL_SECONDS"),
+            (r#"{"ttl_seconds":1e400}"#, "INVALID_BODY"),
+            (r#"{"lock_name":7}"#, "INVALID_LOCK_NAME"),
+            (r#"{"lockName":["a"]}"#, "INVALID_LOCK_NAME"),
+            (r#"{"ownerId":"a","leaseId":-1}"#, "INVALID_LEASE_ID"),
+            (r#"{"leaseId":18446744073709551616}"#, "INVALID_LEASE_ID"),
+            (r#"{"mode":"LOOSELY"}"#, "INVALID_MODE"),
+            (r#"{"scope":{}}"#, "INVALID_SCOPE"),
+            (r#"{"waitMs":true}"#, "INVALID_WAIT_MS"),
+        ] {
+            assert_eq!(refusal(body).reason.as_str(), reason, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_object_is_an_invalid_body() {
+        let deep = "[".repeat(10_000);
+        let deep_object = r#"{"ownerId":"#.repeat(10_000);
+        for body in ["", " \n", "{", "null", "[]", "7", "\"x\"", "{}{}", "owner_id=a", &deep, &deep_object] {
+            let error = refusal(body);
+            assert_eq!(error.reason.as_str(), "INVALID_BODY", "{body:.40}");
+            assert!(error.message.contains("lockName"), "{}", error.message);
+        }
+        assert_eq!(
+            parse::<AcquireLockRequest>(b"{\"ownerId\":\"\xff\"}").expect_err("not UTF-8").reason,
+            Reason::Invalid("body")
+        );
+    }
+
+    #[test]
+    fn a_field_given_twice_is_refused() {
+        for body in [r#"{"ownerId":"a","ownerId":"b"}"#, r#"{"ownerId":"a","owner_id":"b"}"#] {
+            assert_eq!(refusal(body).reason, Reason::Invalid("body"), "{body}");
+        }
+    }
+
+    #[test]
+    fn null_stands_for_an_absent_field() {
+        let body = br#"{"ownerId":"a","leaseId":null,"mode":null,"surprise":null}"#;
+        let request: AcquireLockRequest = parse(body).expect("null is absent");
+        assert_eq!((request.owner_id.as_str(), request.lease_id), ("a", 0));
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored_however_deep_they_are() {
+        let body = format!(r#"{{"ownerId":"a","surprise":{}{}}}"#, "[".repeat(10_000), "]".repeat(10_000));
+        let request: AcquireLockRequest = parse(body.as_bytes()).expect("ignored");
+        assert_eq!(request.owner_id, "a");
+    }
+
+    #[test]
+    fn a_refusal_shows_no_more_than_the_beginning_of_a_value() {
+        let body = format!(r#"{{"leaseId":"{}"}}"#, "é".repeat(10_000));
+        assert!(refusal(&body).message.len() < 300);
+    }
+
+    #[test]
+    fn every_example_is_a_valid_body() {
+        fn check<T: JsonRequest>() {
+            assert!(parse::<T>(T::EXAMPLE.as_bytes()).is_ok(), "{}", T::EXAMPLE);
+        }
+        check::<CreateLeaseRequest>();
+        check::<RenewLeaseRequest>();
+        check::<RevokeLeaseRequest>();
+        check::<AcquireLockRequest>();
+        check::<ReleaseLockRequest>();
+        check::<AddPeerRequest>();
+    }
+}

@@ -1,0 +1,191 @@
+//! The HTTP port: the calls of the gRPC API as JSON, for `curl` and for languages without gRPC.
+//!
+//! A body is read as JSON whatever its content type says, so that a plain `curl -d` works. Errors
+//! have one form on every path, the unknown ones included.
+
+pub(super) mod body;
+mod json;
+mod query;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use lowkey_api::v1::{
+    AcquireLockRequest, AddPeerRequest, CreateLeaseRequest, GetLockRequest, ReleaseLockRequest,
+    RenewLeaseRequest, RevokeLeaseRequest,
+};
+use lowkey_api::{ApiError, Reason};
+use serde::Serialize;
+
+use self::json::JsonRequest;
+use super::{Dialect, Node, envelope};
+
+/// The header that may carry a request's id instead of its body.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// The routes of the HTTP port. `grpc_address` is where this node serves gRPC: told to those who
+/// come here with it.
+pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Router {
+    Router::new()
+        .route("/v1/lease", post(create_lease::<N>))
+        .route("/v1/lease/renew", post(renew_lease::<N>))
+        .route("/v1/lease/revoke", post(revoke_lease::<N>))
+        .route("/v1/lock/acquire", post(acquire_lock::<N>))
+        .route("/v1/lock/release", post(release_lock::<N>))
+        .route("/v1/lock", get(get_lock::<N>))
+        .route("/v1/status", get(get_status::<N>))
+        .route("/v1/cluster/peers", post(add_peer::<N>))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz::<N>))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(grpc_address.into(), no_grpc))
+        .layer(middleware::from_fn_with_state(Arc::clone(&node), envelope::<N>))
+        .with_state(node)
+}
+
+async fn create_lease<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: CreateLeaseRequest| node.create_lease(body)).await
+}
+
+async fn renew_lease<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: RenewLeaseRequest| node.renew_lease(body)).await
+}
+
+async fn revoke_lease<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: RevokeLeaseRequest| node.revoke_lease(body)).await
+}
+
+async fn acquire_lock<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: AcquireLockRequest| node.acquire_lock(body)).await
+}
+
+async fn release_lock<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: ReleaseLockRequest| node.release_lock(body)).await
+}
+
+async fn add_peer<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: AddPeerRequest| node.add_peer(body)).await
+}
+
+async fn get_lock<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    match query::lock_name(uri.query().unwrap_or_default()) {
+        Ok(lock_name) => respond(node.get_lock(GetLockRequest { lock_name }).await),
+        Err(error) => error_response(&error),
+    }
+}
+
+async fn get_status<N: Node>(State(node): State<Arc<N>>) -> Response {
+    respond(Ok(node.get_status()))
+}
+
+async fn readyz<N: Node>(State(node): State<Arc<N>>) -> Response {
+    match node.ready() {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response(),
+    }
+}
+
+async fn no_such_route(request: Request) -> Response {
+    let message = format!("there is no {}", request.uri().path());
+    body::drain(request.into_body()).await;
+    error_response(&ApiError::new(Reason::NoSuchRoute, message))
+}
+
+async fn method_not_allowed(method: Method, request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("{path} does not take {method}; the header Allow says what it takes");
+    body::drain(request.into_body()).await;
+    error_response(&ApiError::new(Reason::MethodNotAllowed, message))
+}
+
+/// Answers whoever speaks gRPC, in gRPC, before any route sees the request.
+async fn no_grpc(State(grpc_address): State<Arc<str>>, request: Request, next: Next) -> Response {
+    if Dialect::of(request.headers()) == Dialect::Json {
+        return next.run(request).await;
+    }
+    let message = format!("this port speaks HTTP/JSON only; gRPC is served at {grpc_address}");
+    Dialect::Grpc.error(ApiError::new(Reason::NoSuchRoute, message).with("grpc_address", grpc_address))
+}
+
+/// Decodes a request, has it answered, and encodes the answer.
+async fn call<Req, Res, Answer>(request: Request, answer: impl FnOnce(Req) -> Answer) -> Response
+where
+    Req: JsonRequest,
+    Res: Serialize,
+    Answer: Future<Output = Result<Res, ApiError>>,
+{
+    let (head, body) = request.into_parts();
+    let decoded = async {
+        let bytes = body::read(&head.headers, body).await?;
+        let mut message: Req = json::parse(&bytes)?;
+        take_idempotency_key(&head.headers, &mut message)?;
+        Ok(message)
+    };
+    match decoded.await {
+        Ok(message) => respond(answer(message).await),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Lets the header name the request where the body does not.
+fn take_idempotency_key(headers: &HeaderMap, message: &mut impl JsonRequest) -> Result<(), ApiError> {
+    const FIELD: &str = "request_id";
+    let Some(request_id) = message.request_id() else { return Ok(()) };
+    let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(key) = keys.next() else { return Ok(()) };
+    if keys.next().is_some() {
+        return Err(ApiError::invalid(FIELD, "the header Idempotency-Key must be given once"));
+    }
+    let Ok(key) = std::str::from_utf8(key.as_bytes()) else {
+        return Err(ApiError::invalid(FIELD, "the header Idempotency-Key must be UTF-8"));
+    };
+    if request_id.is_empty() {
+        key.clone_into(request_id);
+    } else if request_id != key {
+        let problem = "the body and the header Idempotency-Key differ: give one, or the same";
+        return Err(ApiError::invalid(FIELD, problem));
+    }
+    Ok(())
+}
+
+/// The node's answer, as JSON.
+fn respond<T: Serialize>(answer: Result<T, ApiError>) -> Response {
+    match answer {
+        Ok(message) => json_response(StatusCode::OK, &message),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// The documented form of every HTTP error.
+pub(super) fn error_response(error: &ApiError) -> Response {
+    let status =
+        StatusCode::from_u16(error.reason.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json_response(status, error);
+    if let Some(retry_after_ms) = error.retry_after_ms {
+        let seconds = retry_after_ms.div_ceil(1000).max(1);
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => {
+            let content_type = HeaderValue::from_static("application/json");
+            (status, [(header::CONTENT_TYPE, content_type)], Body::from(bytes)).into_response()
+        }
+        // No message of the API has anything that JSON cannot say.
+        Err(error) => {
+            tracing::error!(%error, "an answer could not be encoded");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The node's face to its clients: gRPC on one port, HTTP/JSON on another, one meaning for both.
+//!
+//! The edge decodes, asks the [`Node`] behind it, and encodes. It decides nothing about locks, and
+//! it checks only what is needed to decode: whether a TTL is too long is the node's to say.
+//!
+//! - [`grpc::router`] and [`http::router`] make the two services; [`serve::serve`] runs either, and
+//!   the peers' one, on a listener.
+//! - Every answer of either port carries the cluster's id, so that a client that reaches a node of
+//!   another cluster can tell ([`CLUSTER_HEADER`]).
+//! - A client that speaks to the wrong port is told so in the protocol that it speaks.
+//!
+//! Invariants, whatever a client sends:
+//!
+//! - No request is read beyond [`lowkey_core::limits::REQUEST_BYTES_MAX`], and none waits for its
+//!   bytes for ever.
+//! - A request that panics is answered with INTERNAL and harms no other.
+
+pub mod grpc;
+pub mod http;
+pub mod serve;
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use futures::FutureExt;
+use lowkey_api::v1::{
+    AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CreateLeaseRequest,
+    CreateLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, ReleaseLockRequest,
+    ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse,
+};
+use lowkey_api::{ApiError, Reason};
+use tokio::sync::watch;
+
+/// The header, or gRPC metadata key, with the id of the cluster that answers.
+pub const CLUSTER_HEADER: HeaderName = HeaderName::from_static("lowkey-cluster");
+
+/// What the edge asks of the node behind it.
+///
+/// A call whose client goes away is dropped where it waits: what must happen nevertheless must not
+/// depend on being polled.
+pub trait Node: Send + Sync + 'static {
+    /// Makes a lease.
+    fn create_lease(
+        &self,
+        request: CreateLeaseRequest,
+    ) -> impl Future<Output = Result<CreateLeaseResponse, ApiError>> + Send;
+
+    /// Starts a lease's time to live anew.
+    fn renew_lease(
+        &self,
+        request: RenewLeaseRequest,
+    ) -> impl Future<Output = Result<RenewLeaseResponse, ApiError>> + Send;
+
+    /// Ends a lease and all that hangs on it.
+    fn revoke_lease(
+        &self,
+        request: RevokeLeaseRequest,
+    ) -> impl Future<Output = Result<RevokeLeaseResponse, ApiError>> + Send;
+
+    /// Takes a lock.
+    fn acquire_lock(
+        &self,
+        request: AcquireLockRequest,
+    ) -> impl Future<Output = Result<AcquireLockResponse, ApiError>> + Send;
+
+    /// Gives a lock back.
+    fn release_lock(
+        &self,
+        request: ReleaseLockRequest,
+    ) -> impl Future<Output = Result<ReleaseLockResponse, ApiError>> + Send;
+
+    /// Tells who holds a lock.
+    fn get_lock(
+        &self,
+        request: GetLockRequest,
+    ) -> impl Future<Output = Result<GetLockResponse, ApiError>> + Send;
+
+    /// Registers a node.
+    fn add_peer(
+        &self,
+        request: AddPeerRequest,
+    ) -> impl Future<Output = Result<AddPeerResponse, ApiError>> + Send;
+
+    /// How this node sees the cluster. Never blocks.
+    fn get_status(&self) -> GetStatusResponse;
+
+    /// Whether the node can serve requests, or why not. Never blocks.
+    fn ready(&self) -> Result<(), String>;
+
+    /// The cluster's id, once the node is in one.
+    fn cluster_id(&self) -> Option<String>;
+
+    /// Becomes true when the node has been told to stop.
+    fn stopping(&self) -> watch::Receiver<bool>;
+}
+
+/// Resolves when `stopping` says so, or when nobody is left who could.
+pub(crate) async fn stopped(mut stopping: watch::Receiver<bool>) {
+    // An error means that the sender is gone, and with it the node.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
+/// Which protocol an answer has to be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dialect {
+    Grpc,
+    Json,
+}
+
+impl Dialect {
+    /// The protocol that the sender of these headers understands.
+    fn of(headers: &HeaderMap) -> Self {
+        const GRPC: &[u8] = b"application/grpc";
+        let content_type = headers.get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+        // Not gRPC-Web: `application/grpc-web` is another protocol, which no port speaks.
+        match content_type.strip_prefix(GRPC) {
+            Some([] | [b'+' | b';' | b' ', ..]) => Self::Grpc,
+            _ => Self::Json,
+        }
+    }
+
+    /// The error as an answer.
+    fn error(self, error: ApiError) -> Response {
+        match self {
+            // A status in the headers, HTTP 200, no body: what gRPC calls trailers-only.
+            Self::Grpc => tonic::Status::from(error).into_http(),
+            Self::Json => http::error_response(&error),
+        }
+    }
+}
+
+/// Goes around every request of either port: names the cluster in the answer, and turns a panic
+/// into one.
+async fn envelope<N: Node>(State(node): State<Arc<N>>, request: Request, next: Next) -> Response {
+    let dialect = Dialect::of(request.headers());
+    let path = request.uri().path().to_owned();
+    // Whatever a panic left half done belongs to this request alone: it is dropped unseen.
+    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let mut response = answer.unwrap_or_else(|panic| {
+        tracing::error!(path, panic = panic_text(&*panic), "a request panicked");
+        dialect.error(ApiError::new(Reason::Internal, "the request met a fault of the service"))
+    });
+    if let Some(id) = node.cluster_id().and_then(|id| HeaderValue::try_from(id).ok()) {
+        response.headers_mut().insert(CLUSTER_HEADER, id);
+    }
+    response
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dialect_follows_from_the_content_type() {
+        for (content_type, dialect) in [
+            ("application/grpc", Dialect::Grpc),
+            ("application/grpc+proto", Dialect::Grpc),
+            ("application/grpc; charset=utf-8", Dialect::Grpc),
+            ("application/grpc-web", Dialect::Json),
+            ("application/json", Dialect::Json),
+            ("", Dialect::Json),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+            assert_eq!(Dialect::of(&headers), dialect, "{content_type}");
+        }
+        assert_eq!(Dialect::of(&HeaderMap::new()), Dialect::Json);
+    }
+}

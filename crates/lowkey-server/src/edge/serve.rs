@@ -1,0 +1,194 @@
+//! One accept loop for every port: HTTP/1 and HTTP/2 on a listener, within limits.
+//!
+//! - Nothing a client does ends the loop. Errors of accepting (too many open files, say) are logged
+//!   and waited out.
+//! - No connection stays for ever without a living client behind it: the first bytes and every
+//!   HTTP/1 request head have a deadline, HTTP/2 connections are pinged.
+//! - On stop nothing new is accepted, what is under way may end, and what does not is cut off.
+
+use std::io;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::stopped;
+
+/// How every HTTP/2 connection begins, and no HTTP/1 request does.
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How long to wait after an error of accepting.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a port bears.
+#[derive(Clone, Copy, Debug)]
+pub struct ServeLimits {
+    /// Connections at a time; those beyond are closed at once.
+    pub max_connections: usize,
+    /// Requests at a time on one HTTP/2 connection.
+    pub max_streams_per_connection: u32,
+    /// How long a new connection may take to say something, and an HTTP/1 one to send a request's
+    /// head. An HTTP/1 connection that is idle for so long is closed.
+    pub header_read_timeout: Duration,
+    /// How often a silent HTTP/2 connection is pinged.
+    pub keep_alive_interval: Duration,
+    /// How long the answer to a ping may take.
+    pub keep_alive_timeout: Duration,
+    /// How long what is under way may take once the port stops.
+    pub shutdown_timeout: Duration,
+}
+
+impl Default for ServeLimits {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_streams_per_connection: 100,
+            header_read_timeout: Duration::from_secs(30),
+            keep_alive_interval: Duration::from_secs(10),
+            keep_alive_timeout: Duration::from_secs(10),
+            shutdown_timeout: Duration::from_secs(3),
+        }
+    }
+}
+
+/// Serves `router` on `listener` until `stop` becomes true (or its sender is gone), then ends what
+/// is under way within [`ServeLimits::shutdown_timeout`].
+pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, stop: watch::Receiver<bool>) {
+    let builder = connection_builder(&limits);
+    let mut connections = JoinSet::new();
+    let mut stop_signal = Box::pin(stopped(stop.clone()));
+    let mut is_full = false; // so that a crowd fills the port, but not the log
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut stop_signal => break,
+            Some(ended) = connections.join_next() => {
+                log_panic(ended);
+                continue;
+            }
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) if connections.len() >= limits.max_connections => {
+                if !is_full {
+                    tracing::warn!(%peer, limit = limits.max_connections, "full: closing new connections");
+                }
+                is_full = true;
+                drop(stream);
+            }
+            Ok((stream, _)) => {
+                is_full = false;
+                let connection = connection(stream, router.clone(), builder.clone(), limits, stop.clone());
+                connections.spawn(connection);
+            }
+            Err(error) if is_about_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept connections: will try again");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    let all_ended = async {
+        while let Some(ended) = connections.join_next().await {
+            log_panic(ended);
+        }
+    };
+    if timeout(limits.shutdown_timeout, all_ended).await.is_err() {
+        tracing::warn!(connections = connections.len(), "cut off connections that did not end in time");
+    }
+    connections.shutdown().await;
+}
+
+/// Whether an error of accepting says only that the client went away before it was accepted.
+fn is_about_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+fn log_panic(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a connection ended by a panic");
+    }
+}
+
+fn connection_builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.header_read_timeout);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.max_streams_per_connection)
+        .keep_alive_interval(limits.keep_alive_interval)
+        .keep_alive_timeout(limits.keep_alive_timeout);
+    builder
+}
+
+/// Serves one connection to its end. What goes wrong here is the client's doing, and nobody else's
+/// concern.
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    builder: auto::Builder<TokioExecutor>,
+    limits: ServeLimits,
+    stop: watch::Receiver<bool>,
+) {
+    let mut stop_signal = Box::pin(stopped(stop));
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let beginning = tokio::select! {
+        beginning = timeout(limits.header_read_timeout, read_beginning(stream)) => beginning,
+        () = &mut stop_signal => return,
+    };
+    // Silent, or gone before it said anything.
+    let Ok(Ok((protocol, io))) = beginning else { return };
+
+    let builder = match protocol {
+        Protocol::Http1 => builder.http1_only(),
+        Protocol::Http2 => builder.http2_only(),
+    };
+    let service = TowerToHyperService::new(router);
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = &mut stop_signal => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error, "a connection ended early");
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// Reads until the protocol is clear; the bytes are read again from the returned stream. The builder
+/// could find out by itself, but would wait for ever.
+async fn read_beginning(stream: TcpStream) -> io::Result<(Protocol, impl AsyncRead + AsyncWrite + Unpin)> {
+    let (mut reader, writer) = stream.into_split();
+    let mut beginning = Vec::with_capacity(HTTP2_PREFACE.len());
+    let protocol = loop {
+        let wanted = (HTTP2_PREFACE.len() - beginning.len()) as u64;
+        let count = (&mut reader).take(wanted).read_buf(&mut beginning).await?;
+        if !HTTP2_PREFACE.starts_with(&beginning) || count == 0 {
+            break Protocol::Http1;
+        }
+        if beginning.len() == HTTP2_PREFACE.len() {
+            break Protocol::Http2;
+        }
+    };
+    let reader = io::Cursor::new(beginning).chain(reader);
+    Ok((protocol, tokio::io::join(reader, writer)))
+}

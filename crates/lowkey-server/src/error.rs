@@ -1,0 +1,127 @@
+//! Why a node could not start, in one line for the person who started it.
+
+use std::io;
+use std::path::PathBuf;
+
+use lowkey_core::Invalid;
+use lowkey_replica::RecoverError;
+use lowkey_wal::{SealedError, WalError};
+
+/// Why a node could not start, or had to end.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The operating system refused something.
+    Io {
+        /// What was tried, as the beginning of a sentence.
+        doing: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process uses the data directory.
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The data directory has a log, but no longer says whose.
+    IdentityLost {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The `node` file is whole, but not understood.
+    NodeFile {
+        /// Its name.
+        file: &'static str,
+    },
+    /// The log could not be used.
+    Log(WalError),
+    /// A sealed file could not be used.
+    Sealed(SealedError),
+    /// Log and snapshot are whole, but do not belong together.
+    Recover(RecoverError),
+    /// A flag has a value that cannot be used.
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// The directory is empty, and nothing says what to do with it.
+    NothingToDo,
+    /// No member of a cluster could be joined.
+    Join {
+        /// What the last attempt said.
+        problem: String,
+    },
+    /// The replica thread ended by itself.
+    Replica(String),
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io { doing, source } => write!(f, "{doing}: {source}"),
+            Self::InUse { path } => write!(
+                f,
+                "the data directory {} is in use by another lowkey process; stop that one, or give this one \
+                 another --data-dir",
+                path.display()
+            ),
+            Self::IdentityLost { path } => write!(
+                f,
+                "the data directory {} holds a log but no longer its `node` file, so this node cannot prove who \
+                 it is; restore that file, or start with an empty directory and --join to come back as a new node",
+                path.display()
+            ),
+            Self::NodeFile { file } => write!(
+                f,
+                "the file `{file}` in the data directory is not understood; it may be from a newer version"
+            ),
+            Self::Log(error) => error.fmt(f),
+            Self::Sealed(error) => error.fmt(f),
+            Self::Recover(error) => write!(f, "the data directory cannot be used: {error}"),
+            Self::Flag { flag, problem } => write!(f, "{flag}: {problem}"),
+            Self::NothingToDo => f.write_str(
+                "the data directory is empty: use --bootstrap to found a cluster, or --join HOST:PORT to join one",
+            ),
+            Self::Join { problem } => f.write_str(problem),
+            Self::Replica(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl std::error::Error for StartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            Self::Log(error) => Some(error),
+            Self::Sealed(error) => Some(error),
+            Self::Recover(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<WalError> for StartError {
+    fn from(error: WalError) -> Self {
+        Self::Log(error)
+    }
+}
+
+impl From<SealedError> for StartError {
+    fn from(error: SealedError) -> Self {
+        Self::Sealed(error)
+    }
+}
+
+impl From<RecoverError> for StartError {
+    fn from(error: RecoverError) -> Self {
+        Self::Recover(error)
+    }
+}
+
+impl From<Invalid> for StartError {
+    fn from(invalid: Invalid) -> Self {
+        Self::Flag { flag: "--node-id", problem: invalid.problem }
+    }
+}

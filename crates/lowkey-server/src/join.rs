@@ -1,0 +1,157 @@
+//! How a new node asks the members of a cluster to take it in.
+
+use std::time::Duration;
+
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::{AddPeerRequest, AddPeerResponse, GetStatusRequest};
+use lowkey_api::{ApiError, Reason};
+use lowkey_core::{ClusterId, MemberId, NodeInfo};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::error::StartError;
+
+/// How long a first join keeps trying.
+const JOIN_WAIT: Duration = Duration::from_secs(30);
+/// How long a founder asks the others whether there is a cluster already.
+const ASK_WAIT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// A node's wish to be taken in.
+pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
+    AddPeerRequest {
+        node_id: info.name.to_string(),
+        raft_address: info.raft_address.clone(),
+        identity: info.identity.to_string(),
+        grpc_address: info.grpc_address.clone(),
+        http_address: info.http_address.clone(),
+        command_version: info.command_version,
+        ..AddPeerRequest::default()
+    }
+}
+
+/// Asks the members one after another until one has the node taken in.
+pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(ClusterId, MemberId), StartError> {
+    let deadline = Instant::now() + JOIN_WAIT;
+    let request = request(info);
+    loop {
+        let problem = match ask_any(addresses, &request).await {
+            Ok(response) => return membership(&response),
+            Err(Problem::Final(problem)) => return Err(StartError::Join { problem }),
+            Err(Problem::Passing(problem)) => problem,
+        };
+        if Instant::now() >= deadline {
+            let problem = format!(
+                "could not join a cluster through {} within {} s: {problem}; check that these are gRPC addresses of \
+                 running members",
+                addresses.join(", "),
+                JOIN_WAIT.as_secs()
+            );
+            return Err(StartError::Join { problem });
+        }
+        tracing::info!(problem, "not joined yet; trying again");
+        sleep(RETRY_PAUSE).await;
+    }
+}
+
+/// Why a node was not taken in.
+#[derive(Debug)]
+pub(crate) enum Problem {
+    /// It will not be.
+    Final(String),
+    /// It may be later.
+    Passing(String),
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Final(problem) | Self::Passing(problem)) = self;
+        f.write_str(problem)
+    }
+}
+
+/// Asks each member once.
+pub(crate) async fn ask_any(
+    addresses: &[String],
+    request: &AddPeerRequest,
+) -> Result<AddPeerResponse, Problem> {
+    let mut last = Problem::Passing("there is nobody to ask".into());
+    for address in addresses {
+        match ask(address, request).await {
+            Ok(response) => return Ok(response),
+            Err(problem @ Problem::Final(_)) => return Err(problem),
+            Err(problem) => last = problem,
+        }
+    }
+    Err(last)
+}
+
+async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse, Problem> {
+    let mut client = client(address).map_err(Problem::Final)?;
+    let passing = |problem: String| Problem::Passing(format!("{address}: {problem}"));
+    match timeout(CALL_TIMEOUT, client.add_peer(request.clone())).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => match ApiError::from_status(&status) {
+            Some(error) if is_final(error.reason) => {
+                Err(Problem::Final(format!("{address}: {}", error.message)))
+            }
+            Some(error) => Err(passing(error.message)),
+            None => Err(passing(status.message().to_owned())),
+        },
+        Err(_) => Err(passing(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),
+    }
+}
+
+/// Reasons that waiting does not change.
+fn is_final(reason: Reason) -> bool {
+    matches!(reason, Reason::NodeNameTaken | Reason::Invalid(_))
+}
+
+/// True if one of the members says that it has a cluster. Those that do not answer are asked for a
+/// while: a founder beside a living cluster would split it in two.
+pub(crate) async fn any_has_cluster(addresses: &[String]) -> bool {
+    let deadline = Instant::now() + ASK_WAIT;
+    let mut silent: Vec<&String> = addresses.iter().collect();
+    while !silent.is_empty() {
+        let mut still_silent = Vec::new();
+        for address in silent {
+            match timeout(CALL_TIMEOUT, has_cluster(address)).await {
+                Ok(Some(true)) => return true,
+                Ok(Some(false)) => {}
+                Ok(None) | Err(_) => still_silent.push(address),
+            }
+        }
+        silent = still_silent;
+        if Instant::now() >= deadline {
+            return false;
+        }
+        if !silent.is_empty() {
+            sleep(RETRY_PAUSE).await;
+        }
+    }
+    false
+}
+
+async fn has_cluster(address: &str) -> Option<bool> {
+    let mut client = client(address).ok()?;
+    let status = client.get_status(GetStatusRequest {}).await.ok()?.into_inner();
+    Some(!status.cluster_id.is_empty())
+}
+
+fn client(address: &str) -> Result<LockServiceClient<Channel>, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| format!("--join: {address:?} is not HOST:PORT: {error}"))?;
+    Ok(LockServiceClient::new(endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy()))
+}
+
+fn membership(response: &AddPeerResponse) -> Result<(ClusterId, MemberId), StartError> {
+    let cluster = crate::operation::parse_hex(&response.cluster_id);
+    match (cluster, response.member_id) {
+        (Some(cluster), member @ 1..) => Ok((ClusterId(cluster), MemberId(member))),
+        _ => Err(StartError::Join {
+            problem: "the member's answer names no cluster; is it of another version?".into(),
+        }),
+    }
+}

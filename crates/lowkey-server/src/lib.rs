@@ -1,0 +1,37 @@
+//! The lowkey node: everything that touches the world.
+//!
+//! A request's way: [`edge`] decodes it, `service` finds the leader, `inbox` takes it to the one
+//! thread of `driver`, which drives the replica, the log and the answers; `peers` carries messages
+//! and forwarded requests between nodes; `storage` is the data directory, `housekeeper` does slow
+//! work on it; [`start`] puts them together.
+//!
+//! Deliberately absent: any decision about leases and locks. What is granted is the replica's to say.
+
+mod clock;
+mod config;
+mod driver;
+pub mod edge;
+mod error;
+mod housekeeper;
+mod inbox;
+mod join;
+mod node;
+mod operation;
+mod peers;
+mod service;
+mod storage;
+mod view;
+
+pub use config::Config;
+pub use error::StartError;
+pub use node::{About, RunningNode, start};
+
+/// Random bytes from the operating system.
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], StartError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| StartError::Io {
+        doing: "cannot get random numbers from the operating system".into(),
+        source: std::io::Error::other(error),
+    })?;
+    Ok(bytes)
+}

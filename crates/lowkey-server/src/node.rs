@@ -1,0 +1,311 @@
+//! A node from its start to its end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowkey_api::v1::AddPeerRequest;
+use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeInfo};
+use lowkey_replica::{Replica, found};
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::driver::{self, Driver};
+use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
+use crate::error::StartError;
+use crate::inbox::{Event, Inbox};
+use crate::join;
+use crate::operation::parse_address;
+use crate::peers::{self, Forwarders, Hello, Links};
+use crate::service::Service;
+use crate::storage::{DataDirectory, GROUP};
+use crate::view::View;
+use crate::{housekeeper, random_bytes};
+
+/// How long a leader that stops may take to hand over.
+const HAND_OVER_WAIT: Duration = Duration::from_millis(1500);
+/// How long the log may take to be closed.
+const CLOSE_WAIT: Duration = Duration::from_millis(1000);
+/// How often a node looks whether the others know where it can be reached.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A node that runs.
+pub struct RunningNode {
+    service: Arc<Service>,
+    client_ports: [JoinHandle<()>; 2],
+    peer_port: JoinHandle<()>,
+    ended: oneshot::Receiver<Result<(), StartError>>,
+    /// Stops the clients' ports; later than `Service::stopping`, which ends their streams.
+    stop_client_ports: watch::Sender<bool>,
+    about: About,
+    /// The directory's lock is held for as long as the node runs.
+    _directory: DataDirectory,
+}
+
+/// What a person who started a node wants to see.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The node's name.
+    pub node_name: String,
+    /// The cluster's id.
+    pub cluster_id: String,
+    /// What the start did: `founded a new cluster`, say.
+    pub how: &'static str,
+    /// Where it listens for peers.
+    pub raft: SocketAddr,
+    /// Where it listens for gRPC.
+    pub grpc: SocketAddr,
+    /// Where it listens for HTTP.
+    pub http: SocketAddr,
+}
+
+/// The three ports, taken before anything else: a port that is taken is found at once.
+struct Ports {
+    raft: TcpListener,
+    grpc: TcpListener,
+    http: TcpListener,
+}
+
+/// Starts a node, and gives it back once it serves.
+pub async fn start(config: Config) -> Result<RunningNode, StartError> {
+    let ports = Ports {
+        raft: listen("--raft-addr", config.raft_listen).await?,
+        grpc: listen("--grpc-addr", config.grpc_listen).await?,
+        http: listen("--http-addr", config.http_listen).await?,
+    };
+    let mut directory = DataDirectory::open(&config.data_dir, config.node_name.as_ref())?;
+    let info = describe(&config, &ports, &directory)?;
+    let how = settle_membership(&config, &mut directory, &info).await?;
+    let Some((cluster, member)) = directory.node.membership else {
+        return Err(StartError::NothingToDo);
+    };
+    run(config, ports, directory, info, (cluster, member), how)
+}
+
+async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| StartError::Io { doing: format!("{flag}: cannot listen on {address}"), source })
+}
+
+fn local(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    listener
+        .local_addr()
+        .map_err(|source| StartError::Io { doing: "cannot read a port's own address".into(), source })
+}
+
+/// The node as it describes itself to others.
+fn describe(config: &Config, ports: &Ports, directory: &DataDirectory) -> Result<NodeInfo, StartError> {
+    let address =
+        |flag: &'static str, field, wished: &Option<String>, listener| -> Result<String, StartError> {
+            let address = match wished {
+                Some(address) => address.clone(),
+                None => reachable(local(listener)?),
+            };
+            parse_address(field, &address)
+                .map_err(|invalid| StartError::Flag { flag, problem: invalid.problem })
+        };
+    Ok(NodeInfo {
+        name: directory.node.name.clone(),
+        identity: directory.node.identity,
+        raft_address: address("--advertise-raft-addr", "raft_address", &config.raft_advertise, &ports.raft)?,
+        grpc_address: address("--advertise-grpc-addr", "grpc_address", &config.grpc_advertise, &ports.grpc)?,
+        http_address: address("--advertise-http-addr", "http_address", &config.http_advertise, &ports.http)?,
+        command_version: COMMAND_VERSION,
+    })
+}
+
+/// An address that others can dial: all interfaces are not one, so the host's name stands in.
+fn reachable(listening: SocketAddr) -> String {
+    if !listening.ip().is_unspecified() {
+        return listening.to_string();
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let address = format!("{host}:{}", listening.port());
+    tracing::warn!(
+        %listening, %address,
+        "listening on all interfaces and telling others the host's name; if they cannot resolve it, use --advertise-…"
+    );
+    address
+}
+
+/// Founds or joins a cluster if the directory does not belong to one yet.
+async fn settle_membership(
+    config: &Config,
+    directory: &mut DataDirectory,
+    info: &NodeInfo,
+) -> Result<&'static str, StartError> {
+    if directory.node.membership.is_some() {
+        return Ok("came back");
+    }
+    let found_first = config.bootstrap && !join::any_has_cluster(&config.join).await;
+    if found_first {
+        let cluster = ClusterId(random_bytes()?);
+        directory.found(cluster, &found(cluster, info.clone()))?;
+        return Ok("founded a new cluster");
+    }
+    if config.join.is_empty() {
+        return Err(StartError::NothingToDo);
+    }
+    let (cluster, member) = join::join(&config.join, info).await?;
+    directory.join(cluster, member)?;
+    Ok("joined the cluster")
+}
+
+fn run(
+    config: Config,
+    ports: Ports,
+    directory: DataDirectory,
+    info: NodeInfo,
+    (cluster, member): (ClusterId, MemberId),
+    how: &'static str,
+) -> Result<RunningNode, StartError> {
+    let opened = directory.open_log()?;
+    let seed = u64::from_le_bytes(random_bytes()?);
+    let replica_config = lowkey_replica::Config {
+        leases_max: config.leases_max,
+        ..lowkey_replica::Config::new(GROUP, member, seed)
+    };
+    let replica = Replica::recover(replica_config, cluster, opened.found)?;
+    let hello = Arc::new(Hello {
+        cluster,
+        own: member,
+        identity: info.identity,
+        raft_address: info.raft_address.clone(),
+    });
+    let inbox = Arc::new(Inbox::default());
+    let view = Arc::new(View::new(replica.status()));
+    let forwarders = Forwarders::default();
+    let runtime = tokio::runtime::Handle::current();
+    let jobs = housekeeper::start(directory.path.clone(), Arc::clone(&directory.disk), Arc::clone(&inbox))
+        .map_err(|source| StartError::Io { doing: "cannot start a thread".into(), source })?;
+    let links = Links::new(Arc::clone(&hello), Arc::clone(&inbox), runtime, forwarders.clone());
+    let ended = driver::start(Driver {
+        replica,
+        wal: opened.wal,
+        disk: Arc::clone(&directory.disk),
+        clock: Clock::new(),
+        inbox: Arc::clone(&inbox),
+        jobs,
+        links,
+        view: Arc::clone(&view),
+    })?;
+    let service = Arc::new(Service {
+        node_name: info.name.to_string(),
+        hello,
+        view,
+        inbox,
+        forwarders,
+        stopping: watch::Sender::new(false),
+        parting: watch::Sender::new(false),
+    });
+    let about = About {
+        node_name: info.name.to_string(),
+        cluster_id: cluster.to_string(),
+        how,
+        raft: local(&ports.raft)?,
+        grpc: local(&ports.grpc)?,
+        http: local(&ports.http)?,
+    };
+    let stop_client_ports = watch::Sender::new(false);
+    // Between nodes, one connection carries everything.
+    let peer_limits = ServeLimits { max_streams_per_connection: 1000, ..ServeLimits::default() };
+    let peer_router = peers::router(Arc::clone(&service));
+    let peer_port = tokio::spawn(serve(ports.raft, peer_router, peer_limits, service.parting.subscribe()));
+    let grpc_router = edge::grpc::router(Arc::clone(&service), info.http_address.as_str())
+        .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
+    let http_router = edge::http::router(Arc::clone(&service), info.grpc_address.as_str());
+    let client_ports = [
+        tokio::spawn(serve(ports.grpc, grpc_router, config.limits, stop_client_ports.subscribe())),
+        tokio::spawn(serve(ports.http, http_router, config.limits, stop_client_ports.subscribe())),
+    ];
+    tokio::spawn(announce(Arc::clone(&service), info, config.join));
+    Ok(RunningNode {
+        service,
+        client_ports,
+        peer_port,
+        ended,
+        stop_client_ports,
+        about,
+        _directory: directory,
+    })
+}
+
+/// Sees to it that the cluster knows this node, and where it can be reached now.
+async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
+    loop {
+        sleep(ANNOUNCE_INTERVAL).await;
+        let status = service.view.status();
+        let known = status.members.iter().find(|member| member.member == service.view.own());
+        if known.is_some_and(|known| known.node == info) {
+            return;
+        }
+        let request: AddPeerRequest = join::request(&info);
+        let outcome = if status.leader.is_some() {
+            service.add_peer(request).await.map(|_| ()).map_err(|error| error.to_string())
+        } else {
+            join::ask_any(&join, &request).await.map(|_| ()).map_err(|problem| problem.to_string())
+        };
+        if let Err(problem) = outcome {
+            tracing::debug!(problem, "the cluster could not be told where this node is; trying again");
+        }
+    }
+}
+
+impl RunningNode {
+    /// What a person who started it wants to see.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// Resolves when the node ends by itself, with the reason.
+    pub async fn failed(&mut self) -> StartError {
+        match (&mut self.ended).await {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => StartError::Replica("the replica thread ended".into()),
+            Err(_) => StartError::Replica("the replica thread is gone".into()),
+        }
+    }
+
+    /// Hands over the lead, ends what is under way, closes the log.
+    pub async fn stop(self) -> Result<(), StartError> {
+        tracing::info!("stopping: handing over, ending what is under way");
+        self.service.stopping.send_replace(true);
+        self.hand_over().await;
+        self.stop_client_ports.send_replace(true);
+        for port in self.client_ports {
+            // A port whose task failed is closed as well.
+            let _ = port.await;
+        }
+        self.service.parting.send_replace(true);
+        let _ = self.peer_port.await;
+        self.service.inbox.report(Event::Stop);
+        match timeout(CLOSE_WAIT, self.ended).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(StartError::Replica("the replica thread is gone".into())),
+            Err(_) => Err(StartError::Replica(
+                "the log could not be closed in time; the next start will check it".into(),
+            )),
+        }
+    }
+
+    async fn hand_over(&self) {
+        let own = self.service.view.own();
+        let mut leadership = self.service.view.leadership();
+        let voters = self.service.view.status().members.iter().filter(|member| member.voter).count();
+        if leadership.borrow().leader != Some(own) || voters < 2 {
+            return;
+        }
+        let started = Instant::now();
+        self.service.inbox.report(Event::Replica(lowkey_replica::Input::HandOver));
+        let handed = leadership.wait_for(|leadership| leadership.leader.is_some_and(|leader| leader != own));
+        match timeout(HAND_OVER_WAIT, handed).await {
+            Ok(_) => tracing::info!(took = ?started.elapsed(), "handed over the lead"),
+            Err(_) => tracing::warn!("nobody took over the lead in time; the others will elect a leader"),
+        };
+    }
+}

@@ -1,0 +1,122 @@
+//! Requests that this node passes on to the leader, on one stream for all.
+//!
+//! A forwarder never sends a request twice. What was not sent was not done; what was sent and not
+//! answered may have been, and the two are told apart.
+
+use std::collections::HashMap;
+
+use lowkey_core::MemberId;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::link::{Complaints, Wire};
+use super::proto::forward_reply::Outcome;
+use super::proto::{ForwardReply, ForwardRequest};
+
+/// A request on its way, and where its answer goes.
+pub(crate) struct Forwarded {
+    pub(crate) operation: u32,
+    pub(crate) request: Vec<u8>,
+    pub(crate) answer: oneshot::Sender<Result<Outcome, ForwardError>>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ForwardError {
+    /// It was never sent: nothing was done.
+    NotSent,
+    /// It was sent, and then the link broke: it may have been done.
+    Lost,
+}
+
+/// Requests that may be on the stream's way out.
+const OUTGOING_MAX: usize = 1024;
+const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Opens the stream when the first request comes, and anew after it broke.
+pub(super) async fn forward_requests(mut wire: Wire, mut forwards: mpsc::Receiver<Forwarded>) {
+    let mut complaints = Complaints::default();
+    while let Some(first) = forwards.recv().await {
+        let (sender, receiver) = mpsc::channel::<ForwardRequest>(OUTGOING_MAX);
+        let call = wire.hello.sign(wire.to, ReceiverStream::new(receiver));
+        match wire.client.forward(call).await {
+            Ok(response) => {
+                let mut stream = Stream { to: wire.to, sender, waiting: HashMap::new(), last: 0 };
+                stream.run(first, &mut forwards, response.into_inner(), &mut complaints).await;
+            }
+            Err(status) => {
+                complaints.about(wire.to, "requests", Some(status));
+                refuse(first);
+                while let Ok(waiting) = forwards.try_recv() {
+                    refuse(waiting);
+                }
+                sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn refuse(forwarded: Forwarded) {
+    // A caller that has gone needs no answer.
+    let _ = forwarded.answer.send(Err(ForwardError::NotSent));
+}
+
+/// A stream that is open.
+struct Stream {
+    to: MemberId,
+    sender: mpsc::Sender<ForwardRequest>,
+    waiting: HashMap<u64, oneshot::Sender<Result<Outcome, ForwardError>>>,
+    last: u64,
+}
+
+impl Stream {
+    /// Runs until the stream breaks or the link ends. Whoever waits then is told.
+    async fn run(
+        &mut self,
+        first: Forwarded,
+        forwards: &mut mpsc::Receiver<Forwarded>,
+        mut replies: tonic::Streaming<ForwardReply>,
+        complaints: &mut Complaints,
+    ) {
+        self.send(first).await;
+        loop {
+            tokio::select! {
+                reply = replies.next() => match reply {
+                    Some(Ok(reply)) => self.answer(reply),
+                    Some(Err(status)) => {
+                        complaints.about(self.to, "requests", Some(status));
+                        break;
+                    }
+                    None => break,
+                },
+                forwarded = forwards.recv() => match forwarded {
+                    Some(forwarded) => self.send(forwarded).await,
+                    None => break,
+                },
+            }
+        }
+        for (_, caller) in self.waiting.drain() {
+            let _ = caller.send(Err(ForwardError::Lost));
+        }
+    }
+
+    async fn send(&mut self, forwarded: Forwarded) {
+        let Forwarded { operation, request, answer } = forwarded;
+        self.last += 1;
+        let number = self.last;
+        self.waiting.insert(number, answer);
+        if self.sender.send(ForwardRequest { number, operation, request }).await.is_err()
+            && let Some(caller) = self.waiting.remove(&number)
+        {
+            let _ = caller.send(Err(ForwardError::NotSent));
+        }
+    }
+
+    fn answer(&mut self, reply: ForwardReply) {
+        if let Some(caller) = self.waiting.remove(&reply.number) {
+            let _ = caller.send(reply.outcome.ok_or(ForwardError::Lost));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Who calls, and whom: checked on every call between nodes before anything else is read.
+//!
+//! A node of another cluster, a stranger, or a node that came back under another identity must not
+//! get a single message into this node's replica.
+
+use lowkey_core::{ClusterId, MemberId, NodeIdentity};
+use lowkey_replica::Status;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Request, Status as GrpcStatus};
+
+const CLUSTER: &str = "lowkey-cluster";
+const FROM: &str = "lowkey-from";
+const IDENTITY: &str = "lowkey-identity";
+const ADDRESS: &str = "lowkey-raft-address";
+const TO: &str = "lowkey-to";
+
+/// Who this node is, as it tells its peers.
+#[derive(Clone, Debug)]
+pub(crate) struct Hello {
+    pub(crate) cluster: ClusterId,
+    pub(crate) own: MemberId,
+    pub(crate) identity: NodeIdentity,
+    pub(crate) raft_address: String,
+}
+
+/// A caller that was let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) member: MemberId,
+    pub(crate) raft_address: String,
+}
+
+impl Hello {
+    /// Signs a call to a member.
+    pub(crate) fn sign<T>(&self, to: MemberId, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        let fields = [
+            (CLUSTER, self.cluster.to_string()),
+            (FROM, self.own.to_string()),
+            (IDENTITY, self.identity.to_string()),
+            (ADDRESS, self.raft_address.clone()),
+            (TO, to.to_string()),
+        ];
+        for (key, value) in fields {
+            // Numbers, hexadecimal digits and a checked address are all plain ASCII.
+            if let Ok(value) = MetadataValue::try_from(value) {
+                request.metadata_mut().insert(key, value);
+            }
+        }
+        request
+    }
+
+    /// Lets a caller in, or says why not.
+    pub(crate) fn check(&self, metadata: &MetadataMap, status: &Status) -> Result<Caller, GrpcStatus> {
+        let field = |key: &'static str| {
+            let value = metadata.get(key).and_then(|value| value.to_str().ok());
+            value.ok_or_else(|| {
+                GrpcStatus::unauthenticated(format!(
+                    "this port is for nodes of a lowkey cluster: no {key} was given"
+                ))
+            })
+        };
+        let number = |key: &'static str| {
+            let parsed = field(key)?.parse().map(MemberId);
+            parsed.map_err(|_| GrpcStatus::unauthenticated(format!("{key} is not a number")))
+        };
+        let cluster = field(CLUSTER)?;
+        if cluster != self.cluster.to_string() {
+            let cause =
+                format!("this node belongs to cluster {}, the caller to cluster {cluster}", self.cluster);
+            return Err(GrpcStatus::failed_precondition(cause));
+        }
+        let (member, to) = (number(FROM)?, number(TO)?);
+        if to != self.own {
+            let cause = format!("this is member {}, not {to}: another node is at this address now", self.own);
+            return Err(GrpcStatus::failed_precondition(cause));
+        }
+        let identity = field(IDENTITY)?;
+        match status.members.iter().find(|known| known.member == member) {
+            Some(known) if known.node.identity.to_string() != identity => {
+                let cause = format!("member {member} has another identity in this cluster");
+                return Err(GrpcStatus::permission_denied(cause));
+            }
+            Some(_) => {}
+            // Numbers are given in order: a lower one that is not known has been a member, and a
+            // higher one may be newer than what this node has applied.
+            None if status.members.iter().any(|known| known.member > member) => {
+                let cause = format!("member {member} is no longer a member of this cluster");
+                return Err(GrpcStatus::permission_denied(cause));
+            }
+            None => {}
+        }
+        Ok(Caller { member, raft_address: field(ADDRESS)?.to_owned() })
+    }
+}

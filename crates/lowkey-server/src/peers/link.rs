@@ -1,0 +1,160 @@
+//! One node's link to one other.
+//!
+//! Three tasks share a connection that tonic makes and remakes: one for messages, one for snapshots,
+//! one for forwarded requests. They end when the link is dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowkey_core::MemberId;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+
+use super::forward::{Forwarded, forward_requests};
+use super::proto::peer_client::PeerClient;
+use super::proto::{MessageFrame, SnapshotChunk};
+use super::{FRAMES_MAX, Hello, snapshot_sent, unreachable};
+use crate::inbox::Inbox;
+
+/// How long making a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long to wait before a broken link is made again.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// How often at most a link that cannot be made is complained about.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Requests that may wait for a slow leader.
+const FORWARDS_MAX: usize = 16_384;
+/// The largest frame: an append of the largest size and what is batched with it.
+pub(super) const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// The near end of a link. Dropping it ends the link.
+pub(crate) struct Link {
+    pub(super) address: String,
+    pub(super) messages: mpsc::Sender<Vec<Vec<u8>>>,
+    pub(super) snapshots: mpsc::Sender<Vec<u8>>,
+    pub(super) forwarder: mpsc::Sender<Forwarded>,
+    _tasks: JoinSet<()>,
+}
+
+/// What the tasks of a link have in common.
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub(super) hello: Arc<Hello>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) to: MemberId,
+    pub(super) client: PeerClient<Channel>,
+}
+
+impl Link {
+    /// Must be called within the runtime.
+    pub(super) fn new(hello: Arc<Hello>, inbox: Arc<Inbox>, to: MemberId, address: String) -> Self {
+        let (messages, frames) = mpsc::channel(FRAMES_MAX);
+        let (snapshots, snapshot_queue) = mpsc::channel(1);
+        let (forwarder, forwards) = mpsc::channel(FORWARDS_MAX);
+        let mut tasks = JoinSet::new();
+        match Endpoint::from_shared(format!("http://{address}")) {
+            Ok(endpoint) => {
+                let channel = endpoint
+                    .connect_timeout(CONNECT_TIMEOUT)
+                    .tcp_nodelay(true)
+                    .http2_keep_alive_interval(Duration::from_secs(1))
+                    .keep_alive_timeout(Duration::from_secs(2))
+                    .keep_alive_while_idle(true)
+                    .connect_lazy();
+                let client = PeerClient::new(channel)
+                    .max_decoding_message_size(FRAME_BYTES_MAX)
+                    .max_encoding_message_size(FRAME_BYTES_MAX);
+                let wire = Wire { hello, inbox, to, client };
+                tasks.spawn(send_messages(wire.clone(), frames));
+                tasks.spawn(send_snapshots(wire.clone(), snapshot_queue));
+                tasks.spawn(forward_requests(wire, forwards));
+            }
+            Err(error) => {
+                tracing::error!(member = to.0, address, %error, "a member's address cannot be used");
+            }
+        }
+        Self { address, messages, snapshots, forwarder, _tasks: tasks }
+    }
+}
+
+/// Keeps a stream of messages open for as long as the link lives.
+async fn send_messages(mut wire: Wire, mut frames: mpsc::Receiver<Vec<Vec<u8>>>) {
+    let mut complaints = Complaints::default();
+    loop {
+        let (sender, receiver) = mpsc::channel::<MessageFrame>(FRAMES_MAX);
+        let request = wire.hello.sign(wire.to, ReceiverStream::new(receiver));
+        let mut call = Box::pin(wire.client.messages(request));
+        let ended = loop {
+            tokio::select! {
+                biased;
+                ended = &mut call => break ended,
+                frame = frames.recv() => {
+                    let Some(messages) = frame else { return };
+                    if sender.try_send(MessageFrame { messages }).is_err() {
+                        wire.inbox.report(unreachable(wire.to));
+                    }
+                }
+            }
+        };
+        drop(call);
+        complaints.about(wire.to, "messages", ended.err());
+        wire.inbox.report(unreachable(wire.to));
+        // What waited is old by now; Raft sends what is still needed anew.
+        while frames.try_recv().is_ok() {}
+        sleep(RETRY_PAUSE).await;
+    }
+}
+
+async fn send_snapshots(mut wire: Wire, mut snapshots: mpsc::Receiver<Vec<u8>>) {
+    while let Some(bytes) = snapshots.recv().await {
+        let chunks: Vec<SnapshotChunk> =
+            bytes.chunks(CHUNK_BYTES).map(|part| SnapshotChunk { part: part.to_vec() }).collect();
+        let (size_bytes, started) = (bytes.len(), Instant::now());
+        let request = wire.hello.sign(wire.to, tokio_stream::iter(chunks).map(|chunk| chunk));
+        let outcome = wire.client.snapshot(request).await;
+        match &outcome {
+            Ok(_) => {
+                tracing::info!(member = wire.to.0, size_bytes, took = ?started.elapsed(), "sent a snapshot");
+            }
+            Err(status) => {
+                tracing::warn!(member = wire.to.0, cause = status.message(), "a snapshot could not be sent");
+            }
+        }
+        wire.inbox.report(snapshot_sent(wire.to, outcome.is_ok()));
+    }
+}
+
+/// Speaks up when a link fails for a new reason, or has failed for long; a node that is down for an
+/// hour is not worth a line every 50 ms.
+#[derive(Default)]
+pub(super) struct Complaints {
+    last: Option<(String, Instant)>,
+}
+
+impl Complaints {
+    pub(super) fn about(&mut self, to: MemberId, what: &str, status: Option<tonic::Status>) {
+        let Some(status) = status else { return };
+        let cause = root_cause(&status);
+        let now = Instant::now();
+        let known =
+            self.last.as_ref().is_some_and(|(last, at)| *last == cause && now - *at < COMPLAINT_INTERVAL);
+        if !known {
+            tracing::warn!(member = to.0, cause, "cannot reach a member ({what}); trying again");
+            self.last = Some((cause, now));
+        }
+    }
+}
+
+/// The last cause of an error says most: "connection refused" rather than "transport error".
+fn root_cause(status: &tonic::Status) -> String {
+    let mut cause: &dyn std::error::Error = status;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    if std::ptr::addr_eq(cause, status) { status.message().to_owned() } else { cause.to_string() }
+}

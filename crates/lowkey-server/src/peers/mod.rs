@@ -1,0 +1,151 @@
+//! How the nodes of a cluster reach each other.
+//!
+//! Every node keeps one link to every other: a stream of Raft messages, a stream of forwarded
+//! requests, and a stream of its own for a snapshot when one is due. Links come and go with the
+//! members; a broken one is made again for as long as the member is there. Queues are bounded, and
+//! what does not fit is dropped and reported: Raft lives with that.
+//!
+//! Each call says who it is from and whom it is for, and the receiving side checks it before it
+//! reads anything ([`hello`]).
+
+mod forward;
+pub(crate) mod hello;
+mod link;
+mod server;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lowkey_core::MemberId;
+use lowkey_replica::{Message, MessageType, Status, wire};
+use tokio::sync::mpsc;
+
+pub(crate) use forward::{ForwardError, Forwarded};
+pub(crate) use hello::Hello;
+use link::Link;
+pub(crate) use server::router;
+
+use crate::inbox::Inbox;
+use crate::storage::GROUP;
+
+/// Generated from `proto/lowkey/peer/v1/peer.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code; documented in the proto file")]
+pub(crate) mod proto {
+    tonic::include_proto!("lowkey.peer.v1");
+}
+
+/// Frames of messages that may wait for a slow peer.
+const FRAMES_MAX: usize = 256;
+
+/// The links of the replica thread: where its messages go.
+pub(crate) struct Links {
+    hello: Arc<Hello>,
+    inbox: Arc<Inbox>,
+    runtime: tokio::runtime::Handle,
+    links: HashMap<MemberId, Link>,
+    /// Where a member was last heard from, in its own words; newer than what the members agreed on.
+    seen: HashMap<MemberId, String>,
+    forwarders: Forwarders,
+}
+
+/// The forwarding side of all links, shared with the service.
+#[derive(Clone, Default)]
+pub(crate) struct Forwarders(Arc<Mutex<HashMap<MemberId, mpsc::Sender<Forwarded>>>>);
+
+impl Forwarders {
+    pub(crate) fn get(&self, member: MemberId) -> Option<mpsc::Sender<Forwarded>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&member).cloned()
+    }
+
+    fn set(&self, member: MemberId, forwarder: mpsc::Sender<Forwarded>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(member, forwarder);
+    }
+
+    fn remove(&self, member: MemberId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&member);
+    }
+}
+
+impl Links {
+    pub(crate) fn new(
+        hello: Arc<Hello>,
+        inbox: Arc<Inbox>,
+        runtime: tokio::runtime::Handle,
+        forwarders: Forwarders,
+    ) -> Self {
+        Self { hello, inbox, runtime, links: HashMap::new(), seen: HashMap::new(), forwarders }
+    }
+
+    /// Keeps links to exactly the members, at their addresses, and to who was heard from before this
+    /// node has learned of any members.
+    pub(crate) fn follow(&mut self, status: &Status) {
+        for member in &status.members {
+            if member.member != self.hello.own {
+                let address = self.seen.get(&member.member).unwrap_or(&member.node.raft_address).clone();
+                self.keep(member.member, address);
+            }
+        }
+        if !status.members.is_empty() {
+            let gone = |member: &MemberId| !status.members.iter().any(|known| known.member == *member);
+            for member in self.links.keys().copied().filter(gone).collect::<Vec<_>>() {
+                self.links.remove(&member);
+                self.forwarders.remove(member);
+            }
+        }
+    }
+
+    /// A member was heard from, and says where it can be reached.
+    pub(crate) fn seen(&mut self, member: MemberId, raft_address: String) {
+        if member != self.hello.own {
+            self.seen.insert(member, raft_address.clone());
+            self.keep(member, raft_address);
+        }
+    }
+
+    fn keep(&mut self, member: MemberId, address: String) {
+        if self.links.get(&member).is_some_and(|link| link.address == address) {
+            return;
+        }
+        tracing::debug!(member = member.0, address, "linking to a member");
+        let _guard = self.runtime.enter();
+        let link = Link::new(Arc::clone(&self.hello), Arc::clone(&self.inbox), member, address);
+        self.forwarders.set(member, link.forwarder.clone());
+        self.links.insert(member, link);
+    }
+
+    /// Sends messages, those for one member in one frame.
+    pub(crate) fn send(&mut self, messages: Vec<Message>) {
+        let mut frames: HashMap<MemberId, Vec<Vec<u8>>> = HashMap::new();
+        for message in messages {
+            let to = MemberId(message.to);
+            let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+            let bytes = wire::encode_message(GROUP, message);
+            if is_snapshot {
+                self.send_snapshot(to, bytes);
+            } else {
+                frames.entry(to).or_default().push(bytes);
+            }
+        }
+        for (to, frame) in frames {
+            let sent = self.links.get(&to).is_some_and(|link| link.messages.try_send(frame).is_ok());
+            if !sent {
+                self.inbox.report(unreachable(to));
+            }
+        }
+    }
+
+    fn send_snapshot(&self, to: MemberId, bytes: Vec<u8>) {
+        let sent = self.links.get(&to).is_some_and(|link| link.snapshots.try_send(bytes).is_ok());
+        if !sent {
+            self.inbox.report(snapshot_sent(to, false));
+        }
+    }
+}
+
+fn unreachable(member: MemberId) -> crate::inbox::Event {
+    crate::inbox::Event::Replica(lowkey_replica::Input::Unreachable(member))
+}
+
+fn snapshot_sent(to: MemberId, delivered: bool) -> crate::inbox::Event {
+    crate::inbox::Event::Replica(lowkey_replica::Input::SnapshotSent { to, delivered })
+}

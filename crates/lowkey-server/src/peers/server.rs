@@ -1,0 +1,130 @@
+//! What a node takes in from its peers.
+
+use std::sync::Arc;
+
+use axum::Router;
+use lowkey_replica::wire;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::hello::Caller;
+use super::link::FRAME_BYTES_MAX;
+use super::proto::peer_server::{Peer, PeerServer};
+use super::proto::{ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotTaken};
+use crate::inbox::Event;
+use crate::service::Service;
+use crate::storage::GROUP;
+
+/// The largest snapshot that is taken in.
+const SNAPSHOT_BYTES_MAX: usize = 4 * 1024 * 1024 * 1024;
+/// Replies that may wait for a slow peer.
+const REPLIES_MAX: usize = 1024;
+
+/// The peers' port.
+pub(crate) fn router(service: Arc<Service>) -> Router {
+    let server = PeerServer::new(Peers { service })
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .max_encoding_message_size(FRAME_BYTES_MAX);
+    tonic::service::Routes::new(server).into_axum_router()
+}
+
+struct Peers {
+    service: Arc<Service>,
+}
+
+impl Peers {
+    fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
+        let caller =
+            self.service.hello.check(metadata, &self.service.view.status()).inspect_err(|status| {
+                tracing::warn!(cause = status.message(), "refused a peer");
+            })?;
+        let Caller { member, raft_address } = caller.clone();
+        self.service.inbox.report(Event::PeerSeen { member, raft_address });
+        Ok(caller)
+    }
+
+    /// Hands an encoded message to the replica, if it is from whom it says.
+    fn deliver(&self, caller: &Caller, encoded: &[Vec<u8>]) -> Result<(), Status> {
+        let mut messages = Vec::with_capacity(encoded.len());
+        for bytes in encoded {
+            let (group, message) =
+                wire::decode_message(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            if group != GROUP || message.from != caller.member.0 {
+                return Err(Status::invalid_argument("a message of another group or sender"));
+            }
+            messages.push(message);
+        }
+        self.service.inbox.deliver(messages);
+        Ok(())
+    }
+}
+
+#[tonic::async_trait]
+impl Peer for Peers {
+    async fn messages(
+        &self,
+        request: Request<Streaming<MessageFrame>>,
+    ) -> Result<Response<MessagesEnd>, Status> {
+        let caller = self.let_in(request.metadata())?;
+        let mut parting = self.service.parting.subscribe();
+        let mut frames = request.into_inner();
+        loop {
+            tokio::select! {
+                frame = frames.next() => match frame {
+                    Some(frame) => self.deliver(&caller, &frame?.messages)?,
+                    None => return Ok(Response::new(MessagesEnd {})),
+                },
+                _ = parting.wait_for(|parting| *parting) => return Ok(Response::new(MessagesEnd {})),
+            }
+        }
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<Streaming<SnapshotChunk>>,
+    ) -> Result<Response<SnapshotTaken>, Status> {
+        let caller = self.let_in(request.metadata())?;
+        let mut chunks = request.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.next().await {
+            bytes.extend_from_slice(&chunk?.part);
+            if bytes.len() > SNAPSHOT_BYTES_MAX {
+                return Err(Status::resource_exhausted("the snapshot is too large"));
+            }
+        }
+        self.deliver(&caller, &[bytes])?;
+        Ok(Response::new(SnapshotTaken {}))
+    }
+
+    type ForwardStream = ReceiverStream<Result<ForwardReply, Status>>;
+
+    async fn forward(
+        &self,
+        request: Request<Streaming<ForwardRequest>>,
+    ) -> Result<Response<Self::ForwardStream>, Status> {
+        self.let_in(request.metadata())?;
+        let (replies, receiver) = mpsc::channel(REPLIES_MAX);
+        let service = Arc::clone(&self.service);
+        let mut requests = request.into_inner();
+        tokio::spawn(async move {
+            let mut parting = service.parting.subscribe();
+            loop {
+                let next = tokio::select! {
+                    next = requests.next() => next,
+                    _ = parting.wait_for(|parting| *parting) => None,
+                };
+                let Some(Ok(ForwardRequest { number, operation, request })) = next else { return };
+                let (service, replies) = (Arc::clone(&service), replies.clone());
+                tokio::spawn(async move {
+                    let outcome = Some(service.answer_forwarded(operation, &request).await);
+                    // If the stream is gone, so is whoever waited.
+                    let _ = replies.send(Ok(ForwardReply { number, outcome })).await;
+                });
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}

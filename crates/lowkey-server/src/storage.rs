@@ -1,0 +1,230 @@
+//! A node's data directory: who it is, its log and its snapshots.
+//!
+//! ```text
+//! data/
+//!   lock              held by the one process that uses the directory
+//!   node              sealed: name, identity, and, once it belongs to one, cluster and number
+//!   segment-….log     the log
+//!   snapshot-….snap   the newest two snapshots
+//! ```
+//!
+//! The `node` file is the truth about membership: it names a cluster only after log and first
+//! snapshot are on disk. A directory whose `node` file names no cluster has never served, so what
+//! else lies in it is an attempt that did not finish, and is cleared away. A directory with a log
+//! but no `node` file has lost its identity and is refused: a node that forgot its vote must not
+//! come back under its old name.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lowkey_core::{ClusterId, MemberId, NodeIdentity, NodeName};
+use lowkey_replica::{Found, Founding, LogRecord, RecordKind, SnapshotFile};
+use lowkey_wal::{Disk, Kind, Options, RealDisk, Record, Wal, sealed, snapshots};
+use prost::Message as _;
+
+use crate::error::StartError;
+
+/// The one group that there is so far; every record and every message carries it.
+pub(crate) const GROUP: u32 = 1;
+
+const NODE_FILE: &str = "node";
+const LOCK_FILE: &str = "lock";
+const NODE_FILE_KIND: [u8; 4] = *b"NODE";
+
+/// Who a node is, as in its `node` file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeFile {
+    pub(crate) name: NodeName,
+    pub(crate) identity: NodeIdentity,
+    /// Set once, when it founded or joined a cluster.
+    pub(crate) membership: Option<(ClusterId, MemberId)>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct NodeFileProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(bytes = "vec", tag = "2")]
+    identity: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    cluster: Vec<u8>,
+    #[prost(uint64, tag = "4")]
+    member: u64,
+}
+
+/// A data directory that this process alone uses.
+pub(crate) struct DataDirectory {
+    pub(crate) path: PathBuf,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) node: NodeFile,
+    /// Held while the process lives.
+    _lock: File,
+}
+
+/// What was found in a directory that belongs to a cluster.
+pub(crate) struct Opened {
+    pub(crate) wal: Wal,
+    pub(crate) found: Found,
+}
+
+impl DataDirectory {
+    /// Opens a directory, made if need be, and finds or makes the node's identity.
+    pub(crate) fn open(path: &Path, wished_name: Option<&NodeName>) -> Result<Self, StartError> {
+        let failed = |doing: &str| {
+            let doing = format!("{doing} the data directory {}", path.display());
+            move |source| StartError::Io { doing, source }
+        };
+        let disk = RealDisk::open(path).map_err(failed("cannot create or open"))?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path.join(LOCK_FILE))
+            .map_err(failed("cannot write to"))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StartError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(source)) => return Err(failed("cannot lock")(source)),
+        }
+        let disk: Arc<dyn Disk> = Arc::new(disk);
+        let node = match sealed::read(&*disk, NODE_FILE, NODE_FILE_KIND)? {
+            Some(payload) => NodeFile::decode(&payload)?,
+            None => Self::make_node_file(path, &*disk, wished_name)?,
+        };
+        if let Some(wished) = wished_name.filter(|wished| **wished != node.name) {
+            tracing::warn!(
+                node = %node.name, %wished,
+                "the data directory belongs to another node name than --node-id says; the directory wins"
+            );
+        }
+        Ok(Self { path: path.to_owned(), disk, node, _lock: lock })
+    }
+
+    fn make_node_file(
+        path: &Path,
+        disk: &dyn Disk,
+        wished_name: Option<&NodeName>,
+    ) -> Result<NodeFile, StartError> {
+        let failed = |source| StartError::Io { doing: format!("cannot list {}", path.display()), source };
+        if Wal::exists(disk).map_err(failed)? || !snapshots::list(disk)?.is_empty() {
+            return Err(StartError::IdentityLost { path: path.to_owned() });
+        }
+        let identity = NodeIdentity(crate::random_bytes()?);
+        let name = match wished_name {
+            Some(name) => name.clone(),
+            None => {
+                let short: String = identity.to_string().chars().take(8).collect();
+                NodeName::parse(&format!("node-{short}"))
+                    .expect("a short name of hexadecimal digits is a name")
+            }
+        };
+        let node = NodeFile { name, identity, membership: None };
+        sealed::write(disk, NODE_FILE, NODE_FILE_KIND, &node.encode())?;
+        Ok(node)
+    }
+
+    /// Puts a new cluster's first log and snapshot on disk, then says so in the `node` file.
+    pub(crate) fn found(&mut self, cluster: ClusterId, founding: &Founding) -> Result<(), StartError> {
+        self.clear()?;
+        let SnapshotFile { index, payload } = &founding.snapshot;
+        snapshots::save(&*self.disk, *index, payload)?;
+        self.begin_log(&founding.records)?;
+        self.belong(cluster, founding.member)
+    }
+
+    /// Puts an empty log on disk for a node that was taken into a cluster, then says so in the
+    /// `node` file.
+    pub(crate) fn join(&mut self, cluster: ClusterId, member: MemberId) -> Result<(), StartError> {
+        self.clear()?;
+        self.begin_log(&[])?;
+        self.belong(cluster, member)
+    }
+
+    /// Removes what an attempt left behind that did not finish.
+    fn clear(&self) -> Result<(), StartError> {
+        assert!(self.node.membership.is_none(), "only a node without a cluster may begin anew");
+        let failed =
+            |source| StartError::Io { doing: format!("cannot clear {}", self.path.display()), source };
+        for name in self.disk.list().map_err(failed)? {
+            if name != NODE_FILE && name != LOCK_FILE {
+                self.disk.remove(&name).map_err(failed)?;
+            }
+        }
+        self.disk.sync_dir().map_err(failed)
+    }
+
+    fn begin_log(&self, records: &[LogRecord]) -> Result<(), StartError> {
+        let records: Vec<Record> = records.iter().map(wal_record).collect();
+        // Closed at once: opening it is how every start goes, the first included.
+        Wal::create(Arc::clone(&self.disk), self.node.identity.0, Options::default(), &records)?.close()?;
+        Ok(())
+    }
+
+    fn belong(&mut self, cluster: ClusterId, member: MemberId) -> Result<(), StartError> {
+        let node = NodeFile { membership: Some((cluster, member)), ..self.node.clone() };
+        sealed::write(&*self.disk, NODE_FILE, NODE_FILE_KIND, &node.encode())?;
+        self.node = node;
+        Ok(())
+    }
+
+    /// Opens the log and finds the newest snapshot.
+    pub(crate) fn open_log(&self) -> Result<Opened, StartError> {
+        let (wal, mut recovered) =
+            Wal::open(Arc::clone(&self.disk), self.node.identity.0, Options::default())?;
+        if let Some(cut) = &recovered.cut {
+            tracing::warn!(
+                file = cut.file,
+                offset = cut.offset,
+                "the log ended in a write that a crash cut short; nothing that was acknowledged is in it"
+            );
+        }
+        let group = recovered.groups.remove(&GROUP).unwrap_or_default();
+        let found = Found {
+            snapshot: snapshots::load_newest(&*self.disk)?.map(|(_, payload)| payload),
+            hard_state: group.hard_state,
+            compaction: group.compaction,
+            entries: group.entries,
+        };
+        Ok(Opened { wal, found })
+    }
+}
+
+impl NodeFile {
+    fn encode(&self) -> Vec<u8> {
+        let (cluster, member) = self.membership.unzip();
+        NodeFileProto {
+            name: self.name.to_string(),
+            identity: self.identity.0.to_vec(),
+            cluster: cluster.map(|cluster| cluster.0.to_vec()).unwrap_or_default(),
+            member: member.map_or(0, |member| member.0),
+        }
+        .encode_to_vec()
+    }
+
+    fn decode(payload: &[u8]) -> Result<Self, StartError> {
+        let malformed = || StartError::NodeFile { file: NODE_FILE };
+        let proto = NodeFileProto::decode(payload).map_err(|_| malformed())?;
+        let id = |bytes: &[u8]| <[u8; 16]>::try_from(bytes).map_err(|_| malformed());
+        let membership = match proto.member {
+            0 => None,
+            member => Some((ClusterId(id(&proto.cluster)?), MemberId(member))),
+        };
+        Ok(Self {
+            name: NodeName::parse(&proto.name).map_err(|_| malformed())?,
+            identity: NodeIdentity(id(&proto.identity)?),
+            membership,
+        })
+    }
+}
+
+/// A record of the replica as a record of the log.
+pub(crate) fn wal_record(record: &LogRecord) -> Record {
+    let kind = match record.kind {
+        RecordKind::Entry => Kind::Entry,
+        RecordKind::HardState => Kind::HardState,
+        RecordKind::Compaction => Kind::Compaction,
+        RecordKind::Reset => Kind::Reset,
+    };
+    Record { group: GROUP, kind, index: record.index, payload: record.payload.clone() }
+}

@@ -1,0 +1,55 @@
+//! What the rest of the node may know of its replica without asking it.
+//!
+//! The replica thread publishes; everybody else reads, and is never kept waiting.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use lowkey_core::MemberId;
+use lowkey_replica::Status;
+use tokio::sync::watch;
+
+/// Who leads, as this node sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leadership {
+    pub(crate) term: u64,
+    pub(crate) leader: Option<MemberId>,
+}
+
+pub(crate) struct View {
+    own: MemberId,
+    status: RwLock<Arc<Status>>,
+    leadership: watch::Sender<Leadership>,
+}
+
+impl View {
+    pub(crate) fn new(status: Status) -> Self {
+        let leadership = watch::Sender::new(leadership(&status));
+        Self { own: status.member, status: RwLock::new(Arc::new(status)), leadership }
+    }
+
+    pub(crate) fn publish(&self, status: Status) {
+        let leadership = leadership(&status);
+        *self.status.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
+        self.leadership.send_if_modified(|before| {
+            let changed = *before != leadership;
+            *before = leadership;
+            changed
+        });
+    }
+
+    pub(crate) fn status(&self) -> Arc<Status> {
+        Arc::clone(&self.status.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
+    }
+
+    pub(crate) fn own(&self) -> MemberId {
+        self.own
+    }
+}
+
+fn leadership(status: &Status) -> Leadership {
+    Leadership { term: status.term, leader: status.leader }
+}

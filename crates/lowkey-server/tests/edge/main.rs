@@ -1,0 +1,9 @@
+//! The edge over real sockets, with a small node in memory behind it.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod grpc;
+mod http;
+mod serve;
+mod support;
+mod wrong_protocol;
