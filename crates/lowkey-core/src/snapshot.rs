@@ -14,7 +14,7 @@ use crate::command::{NodeInfo, Reply};
 use crate::encoding::{DecodeError, NodeInfoProto};
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{
-    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, OwnerId, RequestId, Token, Ttl,
+    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Token, Ttl,
 };
 use crate::recent::Remembered;
 use crate::state::{Grant, Lease, State};
@@ -227,6 +227,10 @@ impl State {
         let identities: BTreeSet<NodeIdentity> = state.members.values().map(|node| node.identity).collect();
         if identities.len() != state.members.len() {
             return malformed("two members have the same identity");
+        }
+        let names: BTreeSet<&NodeName> = state.members.values().map(|node| &node.name).collect();
+        if names.len() != state.members.len() {
+            return malformed("two members have the same name");
         }
         if proto.lease_requests.len() > LEASE_REQUESTS_KEPT {
             return malformed("it remembers more requests than are kept");

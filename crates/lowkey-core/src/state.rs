@@ -206,12 +206,7 @@ impl State {
         };
         let meant = match grant_ref {
             GrantRef::Lease(lease) => grant.lease == *lease,
-            GrantRef::Request(acquire, Requester::Lease(lease)) => {
-                grant.lease == *lease && self.answers(grant, acquire)
-            }
-            GrantRef::Request(acquire, Requester::Owner(owner)) => {
-                self.leases[&grant.lease].owner == *owner && self.answers(grant, acquire)
-            }
+            GrantRef::Request(acquire, requester) => self.answers(grant, acquire, requester),
         };
         if !meant {
             let what = format!(
@@ -353,10 +348,17 @@ impl State {
     }
 
     /// True if this grant was the answer to that acquire, the first time or again.
-    fn answers(&self, grant: &Grant, acquire: &RequestId) -> bool {
-        let remembered = self.leases[&grant.lease].requests.get(acquire).map(|remembered| &remembered.reply);
-        grant.request == *acquire
-            || matches!(remembered, Some(Reply::Granted { token, .. }) if *token == grant.token)
+    fn answers(&self, grant: &Grant, acquire: &RequestId, requester: &Requester) -> bool {
+        let remembered = match requester {
+            Requester::Lease(lease) if *lease != grant.lease => return false,
+            Requester::Lease(_) if grant.request == *acquire => return true,
+            Requester::Lease(lease) => self.leases[lease].requests.get(acquire),
+            // Only what made its own lease is the owner's to name: the ids of acquires on a lease are
+            // that lease's own, and another lease of the same owner may have used the same.
+            Requester::Owner(owner) => self.lease_requests.get(&(owner.clone(), acquire.clone())),
+        };
+        let reply = remembered.map(|remembered| &remembered.reply);
+        matches!(reply, Some(Reply::Granted { token, .. }) if *token == grant.token)
     }
 
     fn granted(&self, lease: LeaseId, token: Token, revision: u64) -> Reply {

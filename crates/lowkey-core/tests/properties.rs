@@ -294,22 +294,22 @@ proptest! {
     fn a_grant_is_released_by_the_requests_that_it_answered(steps in steps()) {
         let mut state = new_state();
         let mut answered: BTreeSet<(Token, RequestId)> = BTreeSet::new();
+        let mut made_for: BTreeSet<(Token, RequestId, OwnerId)> = BTreeSet::new();
         let ids: Vec<_> = (0..8).map(|id| RequestId::parse(&format!("r{id}")).unwrap()).collect();
         for entry in log_of(&steps) {
             let applied = entry.apply(&mut state);
-            if let (Some(Command::Acquire { request, .. }), Some(Ok(Reply::Granted { token, .. }))) =
+            if let (Some(Command::Acquire { request, owner, with, .. }), Some(Ok(Reply::Granted { token, .. }))) =
                 (&entry.command, applied.map(|applied| applied.reply))
             {
                 answered.insert((token, request.clone()));
+                if matches!(with, AcquireWith::NewLease(_)) {
+                    made_for.insert((token, request.clone(), owner.clone()));
+                }
             }
             for (lock, grant) in state.locks() {
-                let holder = &state.lease(grant.lease).unwrap().owner;
                 let owners = ["owner0", "owner1"].map(|id| OwnerId::parse(id).unwrap());
-                let requesters = state
-                    .leases()
-                    .map(|(id, _)| (Requester::Lease(id), id == grant.lease))
-                    .chain(owners.into_iter().map(|owner| (Requester::Owner(owner.clone()), owner == *holder)));
-                for (requester, is_holder) in requesters {
+                let leases = state.leases().map(|(id, _)| Requester::Lease(id));
+                for requester in leases.chain(owners.into_iter().map(Requester::Owner)) {
                     for acquire in &ids {
                         let release = Command::Release {
                             lock: lock.clone(),
@@ -317,7 +317,14 @@ proptest! {
                             token: None,
                             request: RequestId::parse("release").unwrap(),
                         };
-                        let meant = is_holder && answered.contains(&(grant.token, acquire.clone()));
+                        let meant = match &requester {
+                            Requester::Lease(lease) => {
+                                *lease == grant.lease && answered.contains(&(grant.token, acquire.clone()))
+                            }
+                            Requester::Owner(owner) => {
+                                made_for.contains(&(grant.token, acquire.clone(), owner.clone()))
+                            }
+                        };
                         let check = state.check(&release);
                         prop_assert_eq!(check == Ok(None), meant, "{:?}: {:?}", release, check);
                         if !meant {

@@ -176,8 +176,16 @@ impl Model {
         };
         let answered =
             |acquire: &RequestId| self.answered.iter().any(|known| *known == (grant.token, acquire.clone()));
+        // An owner names what made its own lease; the ids of acquires on a lease are the lease's own.
+        let made_for = |owner: &OwnerId| {
+            self.done.iter().any(|done| {
+                done.scope == Scope::Owner(owner.clone())
+                    && Some(&done.request) == acquire_request
+                    && matches!(done.reply, Reply::Granted { token, .. } if token == grant.token)
+            })
+        };
         if lease.is_some_and(|lease| lease != grant.lease)
-            || owner.is_some_and(|owner| self.owned(grant.lease, owner).is_err())
+            || owner.is_some_and(|owner| !made_for(owner))
             || acquire_request.is_some_and(|acquire| !answered(acquire))
         {
             return Err(Refusal::NotOwner { what: String::new() });
