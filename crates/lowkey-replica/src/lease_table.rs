@@ -25,9 +25,12 @@ use crate::time::Nanos;
 /// Invariants, while armed:
 /// - `leases` has exactly the leases of the applied state.
 /// - `by_deadline` has exactly the `Active` ones, under their deadlines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LeaseTable {
     armed: bool,
+    /// How long after its deadline a lease is ended. A client that counts from when it *heard* of a
+    /// renewal, a little after the renewal arrived here, must not see its lease end before its time.
+    grace_nanos: u64,
     leases: BTreeMap<LeaseId, Timing>,
     by_deadline: BTreeSet<(Nanos, LeaseId)>,
 }
@@ -58,6 +61,10 @@ pub(crate) enum Renewal {
 }
 
 impl LeaseTable {
+    pub(crate) fn new(grace_nanos: u64) -> Self {
+        Self { armed: false, grace_nanos, leases: BTreeMap::new(), by_deadline: BTreeSet::new() }
+    }
+
     pub(crate) fn is_armed(&self) -> bool {
         self.armed
     }
@@ -73,7 +80,7 @@ impl LeaseTable {
 
     /// R3: forgets every deadline.
     pub(crate) fn disarm(&mut self) {
-        *self = Self::default();
+        *self = Self::new(self.grace_nanos);
     }
 
     /// R3: a lease made in this term starts when its entry is applied.
@@ -124,7 +131,7 @@ impl LeaseTable {
         let mut due = Vec::new();
         while due.len() < count_max
             && let Some((deadline, lease)) = self.by_deadline.first().copied()
-            && deadline <= now
+            && deadline.after(self.grace_nanos) <= now
         {
             self.by_deadline.remove(&(deadline, lease));
             let timing = self.leases.get_mut(&lease).expect("a lease with a deadline is in the table");
@@ -142,7 +149,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn table(ttl_seconds: i64) -> LeaseTable {
-        let mut table = LeaseTable::default();
+        let mut table = LeaseTable::new(0);
         table.arm(Nanos(0), std::iter::once((LeaseId(1), Ttl::parse(ttl_seconds).unwrap())));
         table
     }
@@ -152,6 +159,15 @@ mod tests {
         let mut table = table(2);
         assert!(table.take_due(Nanos(2 * SECOND - 1), 10).is_empty());
         assert_eq!(table.take_due(Nanos(2 * SECOND), 10), [LeaseId(1)]);
+    }
+
+    #[test]
+    fn a_lease_with_grace_is_due_that_much_later_and_can_still_be_renewed() {
+        let mut table = LeaseTable::new(5);
+        table.arm(Nanos(0), std::iter::once((LeaseId(1), Ttl::parse(1).unwrap())));
+        assert!(table.take_due(Nanos(SECOND + 4), 10).is_empty());
+        assert_eq!(table.renew(LeaseId(1), Nanos(SECOND + 4)), Renewal::Renewed(Ttl::parse(1).unwrap()));
+        assert_eq!(table.take_due(Nanos(2 * SECOND + 9), 10), [LeaseId(1)]);
     }
 
     #[test]
@@ -185,7 +201,7 @@ mod tests {
 
     #[test]
     fn many_due_leases_are_taken_in_portions() {
-        let mut table = LeaseTable::default();
+        let mut table = LeaseTable::new(0);
         table.arm(Nanos(0), (1..=5).map(|id| (LeaseId(id), Ttl::parse(1).unwrap())));
         assert_eq!(table.take_due(Nanos(SECOND), 3).len(), 3);
         assert_eq!(table.take_due(Nanos(SECOND), 3).len(), 2);

@@ -116,6 +116,8 @@ pub struct Config {
     pub seed: u64,
     /// Leases that may exist at a time.
     pub leases_max: usize,
+    /// How long after its deadline a lease is ended; later is always safe.
+    pub expiry_grace_nanos: u64,
     /// Entries after which a snapshot is taken.
     pub snapshot_entries: u64,
     /// Bytes of entries after which a snapshot is taken.
@@ -132,6 +134,7 @@ impl Config {
             member,
             seed,
             leases_max: 1_000_000,
+            expiry_grace_nanos: 20 * MILLISECOND,
             snapshot_entries: 10_000,
             snapshot_bytes: 64 * 1024 * 1024,
             tail_entries: 1_000,
@@ -186,6 +189,7 @@ impl Replica {
         state: State,
         conf_state: eraftpb::ConfState,
     ) -> Self {
+        let grace_nanos = config.expiry_grace_nanos;
         let (durable_term, durable_commit) = (node.raft.term, node.raft.raft_log.committed);
         let mut replica = Self {
             standing: (node.raft.term, node.raft.state),
@@ -194,7 +198,7 @@ impl Replica {
             node,
             state,
             conf_state,
-            leases: LeaseTable::default(),
+            leases: LeaseTable::new(grace_nanos),
             rounds: Rounds::default(),
             proposals: Proposals::default(),
             renewals_in_doubt: BTreeMap::new(),
@@ -234,7 +238,7 @@ impl Replica {
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
             Input::SnapshotSaved { index } => self.snapshot_saved(index),
-            Input::SnapshotFailed => self.snapshots.failed(),
+            Input::SnapshotFailed => self.snapshots.failed(self.config.snapshot_entries.div_ceil(10)),
             Input::Disk(room) => self.disk = room,
             Input::HandOver => self.hand_over(),
         }

@@ -22,6 +22,9 @@ pub(crate) struct Snapshots {
     /// The index of the newest snapshot that is on disk.
     saved: u64,
     being_written: Option<u64>,
+    /// After a failure: the index before which none is taken, or a full disk would have the whole
+    /// state encoded in every turn.
+    not_before: u64,
     /// Bytes of entries logged since the newest snapshot was taken.
     logged_bytes: u64,
     /// A snapshot that was saved and whose log can be cut.
@@ -30,15 +33,17 @@ pub(crate) struct Snapshots {
 
 impl Snapshots {
     pub(crate) fn new(saved: u64) -> Self {
-        Self { saved, being_written: None, logged_bytes: 0, compaction_due: None }
+        Self { saved, being_written: None, not_before: 0, logged_bytes: 0, compaction_due: None }
     }
 
     pub(crate) fn count_logged(&mut self, entries: &[eraftpb::Entry]) {
         self.logged_bytes += entries.iter().map(entry_bytes).sum::<u64>();
     }
 
-    pub(crate) fn failed(&mut self) {
-        self.being_written = None;
+    pub(crate) fn failed(&mut self, retry_entries: u64) {
+        if let Some(index) = self.being_written.take() {
+            self.not_before = index + retry_entries;
+        }
     }
 
     pub(crate) fn compaction_due(&self) -> Option<u64> {
@@ -53,7 +58,7 @@ impl Replica {
         let snapshots = &mut self.snapshots;
         let due = applied >= snapshots.saved + self.config.snapshot_entries
             || (snapshots.logged_bytes >= self.config.snapshot_bytes && applied > snapshots.saved);
-        if !due || snapshots.being_written.is_some() {
+        if !due || snapshots.being_written.is_some() || applied < snapshots.not_before {
             return;
         }
         snapshots.being_written = Some(applied);

@@ -4,6 +4,7 @@
 //! These are our own prost messages: the old protobuf crate inside `raft` never parses a byte that
 //! came from a network or a disk (RUSTSEC-2024-0437). Decoding trusts nothing and never panics.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use prost::Message as _;
@@ -368,6 +369,7 @@ fn from_snapshot(proto: SnapshotProto) -> Result<SnapshotParts, WireError> {
     if proto.index == 0 || proto.term == 0 || conf_state.voters.is_empty() {
         return Err(WireError("a snapshot without position or voters".into()));
     }
+    check_members(&conf_state)?;
     Ok(SnapshotParts {
         index: proto.index,
         term: proto.term,
@@ -375,6 +377,27 @@ fn from_snapshot(proto: SnapshotProto) -> Result<SnapshotParts, WireError> {
         state: proto.state,
         state_hash: proto.state_hash,
     })
+}
+
+/// `raft` panics on a configuration that names a member twice or as both voter and learner.
+fn check_members(conf_state: &ConfStateProto) -> Result<(), WireError> {
+    let set = |members: &[u64]| members.iter().copied().collect::<BTreeSet<u64>>();
+    let (voters, learners) = (set(&conf_state.voters), set(&conf_state.learners));
+    let (outgoing, next) = (set(&conf_state.voters_outgoing), set(&conf_state.learners_next));
+    let each_once = voters.len() == conf_state.voters.len()
+        && learners.len() == conf_state.learners.len()
+        && outgoing.len() == conf_state.voters_outgoing.len()
+        && next.len() == conf_state.learners_next.len();
+    let apart = voters.is_disjoint(&learners)
+        && outgoing.is_disjoint(&learners)
+        && voters.is_disjoint(&next)
+        && next.is_subset(&outgoing);
+    let numbered = [&voters, &learners, &outgoing].iter().all(|members| !members.contains(&0));
+    if each_once && apart && numbered {
+        Ok(())
+    } else {
+        Err(WireError("a snapshot whose members contradict each other".into()))
+    }
 }
 
 /// The parts in the shape that `raft` passes around; its data is the hash, then the state.
