@@ -26,8 +26,11 @@ use crate::storage::{DataDirectory, GROUP};
 use crate::view::View;
 use crate::{housekeeper, random_bytes};
 
-/// How long a leader that stops may take to hand over.
-const HAND_OVER_WAIT: Duration = Duration::from_millis(1500);
+/// How long a leader that stops may take to hand over. This, the ports' own time to end
+/// ([`ServeLimits::shutdown_timeout`]) and the next two add up to less than 5 s.
+const HAND_OVER_WAIT: Duration = Duration::from_millis(1000);
+/// How long streams between nodes may take to end.
+const PART_WAIT: Duration = Duration::from_millis(300);
 /// How long the log may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
 /// How often a node looks whether the others know where it can be reached.
@@ -213,7 +216,11 @@ fn run(
     };
     let stop_client_ports = watch::Sender::new(false);
     // Between nodes, one connection carries everything.
-    let peer_limits = ServeLimits { max_streams_per_connection: 1000, ..ServeLimits::default() };
+    let peer_limits = ServeLimits {
+        max_streams_per_connection: 1000,
+        shutdown_timeout: PART_WAIT,
+        ..ServeLimits::default()
+    };
     let peer_router = peers::router(Arc::clone(&service));
     let peer_port = tokio::spawn(serve(ports.raft, peer_router, peer_limits, service.parting.subscribe()));
     let grpc_router = edge::grpc::router(Arc::clone(&service), info.http_address.as_str())

@@ -52,7 +52,7 @@ impl Default for ServeLimits {
             header_read_timeout: Duration::from_secs(30),
             keep_alive_interval: Duration::from_secs(10),
             keep_alive_timeout: Duration::from_secs(10),
-            shutdown_timeout: Duration::from_secs(3),
+            shutdown_timeout: Duration::from_secs(2),
         }
     }
 }
