@@ -24,7 +24,7 @@ mod time;
 pub mod wire;
 
 pub use output::{Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};
-pub use raft::eraftpb::{Message, MessageType};
+pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use recovery::{Found, Founding, RecoverError, found};
 pub use replica::{CallId, Config, DiskRoom, Fatal, Input, Replica, Request};
 pub use status::{MemberStatus, Role, Status};

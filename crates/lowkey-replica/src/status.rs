@@ -74,11 +74,7 @@ impl Replica {
         Status {
             member: self.config.member,
             term: raft.term,
-            role: match raft.state {
-                StateRole::Leader => Role::Leader,
-                StateRole::Follower => Role::Follower,
-                StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
-            },
+            role: role(raft.state),
             leader: self.leader(),
             serving: self.leases.is_armed(),
             applied: self.state.revision(),
@@ -90,8 +86,21 @@ impl Replica {
         }
     }
 
+    /// Term, role, and whether it may touch leases (R1): the short form of [`Replica::status`].
+    pub fn standing(&self) -> (u64, Role, bool) {
+        (self.node.raft.term, role(self.node.raft.state), self.leases.is_armed())
+    }
+
     /// The applied state.
     pub fn state(&self) -> &State {
         &self.state
+    }
+}
+
+fn role(state: StateRole) -> Role {
+    match state {
+        StateRole::Leader => Role::Leader,
+        StateRole::Follower => Role::Follower,
+        StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
     }
 }

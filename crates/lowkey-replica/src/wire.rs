@@ -283,7 +283,8 @@ pub(crate) fn encode_entry(entry: &eraftpb::Entry) -> Vec<u8> {
     to_entry(entry.clone()).encode_to_vec()
 }
 
-pub(crate) fn decode_entry(bytes: &[u8]) -> Result<eraftpb::Entry, WireError> {
+/// Reads the payload of a log record that holds an entry.
+pub fn decode_entry(bytes: &[u8]) -> Result<eraftpb::Entry, WireError> {
     from_entry(EntryProto::decode(bytes)?)
 }
 

@@ -1,0 +1,223 @@
+//! What breaks, when, and for how long.
+
+use std::collections::BTreeSet;
+
+use lowkey_replica::Input;
+
+use crate::client::Client;
+use crate::invariants::Check;
+use crate::node::StartProblem;
+use crate::plan::{MILLISECOND, SECOND};
+use crate::world::{Event, World};
+
+/// Something breaks, or is mended.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    Partition,
+    Heal,
+    Crash,
+    CrashAll,
+    Pause,
+    ClientPause,
+    ClientCrash,
+    Stall,
+    Transfer,
+}
+
+impl World {
+    /// Sets every kind of fault that this world has on its way.
+    pub(crate) fn begin_faults(&mut self) {
+        for fault in [
+            Fault::Partition,
+            Fault::Crash,
+            Fault::CrashAll,
+            Fault::Pause,
+            Fault::ClientPause,
+            Fault::ClientCrash,
+            Fault::Stall,
+            Fault::Transfer,
+        ] {
+            self.schedule_fault(fault);
+        }
+    }
+
+    fn schedule_fault(&mut self, fault: Fault) {
+        let mean = match fault {
+            Fault::Partition => self.faults.partition_nanos,
+            Fault::Crash => self.faults.crash_nanos,
+            Fault::CrashAll => self.faults.crash_all_nanos,
+            Fault::Pause => self.faults.pause_nanos,
+            Fault::ClientPause => self.faults.client_pause_nanos,
+            Fault::ClientCrash => self.faults.client_crash_nanos,
+            Fault::Stall => self.faults.stall_nanos,
+            Fault::Transfer => self.faults.transfer_nanos,
+            Fault::Heal => 0,
+        };
+        if mean > 0 {
+            let at = self.now + self.random.span(mean);
+            self.schedule(at, Event::Fault(fault));
+        }
+    }
+
+    pub(crate) fn make_fault(&mut self, fault: Fault) -> Check {
+        if self.quiet {
+            return Ok(());
+        }
+        self.schedule_fault(fault.clone());
+        self.fault_count += 1;
+        let node = self.random.next() as usize % self.nodes.len();
+        let client = self.random.next() as usize % self.clients.len();
+        match fault {
+            Fault::Partition => self.partition(),
+            Fault::Heal => {
+                self.fault_count -= 1;
+                self.cut.clear();
+                self.client_cut.clear();
+                self.trace.tell(self.now, || "the network is whole again".to_owned());
+            }
+            Fault::Crash => return self.crash(node),
+            Fault::CrashAll => {
+                for node in 0..self.nodes.len() {
+                    self.crash(node)?;
+                }
+            }
+            Fault::Pause => {
+                let span = self.pause_span();
+                self.nodes[node].paused_until = self.now + span;
+                self.trace
+                    .tell(self.now, || format!("n{} is paused for {} ms", node + 1, span / MILLISECOND));
+            }
+            Fault::ClientPause => {
+                let span = self.pause_span();
+                self.clients[client].paused_until = self.now + span;
+                let owner = self.clients[client].owner.clone();
+                self.trace.tell(self.now, || format!("{owner} is paused for {} ms", span / MILLISECOND));
+            }
+            Fault::ClientCrash => self.crash_client(client),
+            Fault::Stall => {
+                let span = self.random.between(10, 1_500) * MILLISECOND;
+                self.nodes[node].stalled_until = self.now + span;
+                self.trace.tell(self.now, || {
+                    format!("the disk of n{} stalls for {} ms", node + 1, span / MILLISECOND)
+                });
+            }
+            Fault::Transfer => {
+                self.trace.tell(self.now, || "the lead is asked to move".to_owned());
+                for node in 0..self.nodes.len() {
+                    self.input(node, Input::HandOver);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Short, about a time to live, or several of them.
+    fn pause_span(&mut self) -> u64 {
+        let longest = *self.random.pick(&[10, 300, 2_000, 10_000]);
+        self.random.between(1, longest) * MILLISECOND
+    }
+
+    fn partition(&mut self) {
+        let count = self.nodes.len();
+        self.cut.clear();
+        self.client_cut.clear();
+        let one = self.random.next() as usize % count;
+        let shape = *self.random.pick(&[
+            "symmetric",
+            "one-way out",
+            "one-way in",
+            "ring",
+            "star",
+            "partial",
+            "clients",
+        ]);
+        let pairs =
+            (0..count).flat_map(|from| (0..count).map(move |to| (from, to))).filter(|(from, to)| from != to);
+        let side: BTreeSet<usize> = (0..count).filter(|_| self.random.one_in(2)).collect();
+        self.cut = match shape {
+            "symmetric" => pairs.filter(|(from, to)| side.contains(from) != side.contains(to)).collect(),
+            "one-way out" => pairs.filter(|(from, _)| *from == one).collect(),
+            "one-way in" => pairs.filter(|(_, to)| *to == one).collect(),
+            "ring" => {
+                pairs.filter(|(from, to)| (from + 1) % count != *to && (to + 1) % count != *from).collect()
+            }
+            "star" => pairs.filter(|(from, to)| *from != one && *to != one).collect(),
+            "partial" => {
+                let other = (one + 1) % count;
+                pairs.filter(|pair| *pair == (one, other) || *pair == (other, one)).collect()
+            }
+            _ => BTreeSet::new(),
+        };
+        if shape == "clients" || self.random.one_in(3) {
+            self.client_cut = (0..self.clients.len())
+                .filter(|_| self.random.one_in(2))
+                .map(|client| (client, one))
+                .collect();
+        }
+        let span = self.random.between(100, 8_000) * MILLISECOND;
+        self.trace.tell(self.now, || {
+            format!("partition ({shape}, around n{}) for {} ms", one + 1, span / MILLISECOND)
+        });
+        let at = self.now + span;
+        self.schedule(at, Event::Fault(Fault::Heal));
+    }
+
+    fn crash(&mut self, node: usize) -> Check {
+        if self.nodes[node].process.is_none() {
+            return Ok(());
+        }
+        let power_is_lost = self.random.one_in(2);
+        self.nodes[node].crash(power_is_lost);
+        self.nodes[node].paused_until = 0;
+        let span = if self.random.one_in(3) { 0 } else { self.random.between(0, 5 * SECOND) };
+        self.trace.tell(self.now, || {
+            let how = if power_is_lost { "loses power" } else { "is killed" };
+            format!("n{} {how}, and is back in {} ms", node + 1, span / MILLISECOND)
+        });
+        let may_be_damaged = self.faults.damage && self.nodes.iter().all(|node| !node.refused);
+        if may_be_damaged && self.random.one_in(4) {
+            self.damage(node);
+        }
+        let at = self.now + span;
+        self.schedule(at, Event::Restart { node });
+        Ok(())
+    }
+
+    /// Flips a byte of a log that is not in use. Where the damage is in what is known to be synced,
+    /// the node must refuse to start; it stays away then, as a machine with a broken disk does.
+    fn damage(&mut self, node: usize) {
+        let names = self.nodes[node].disk.as_disk().list().unwrap_or_default();
+        let segments: Vec<String> = names.into_iter().filter(|name| name.starts_with("segment-")).collect();
+        let Some(name) = segments.first() else { return };
+        let used = self.nodes[node]
+            .disk
+            .content(name)
+            .map_or(0, |bytes| bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+        if used == 0 {
+            return;
+        }
+        let offset = self.random.next() % used as u64;
+        let damaged = self.nodes[node].disk.fork();
+        damaged.flip(name, offset, 1 << (self.random.next() % 8));
+        let whole = std::mem::replace(&mut self.nodes[node].disk, damaged);
+        match self.nodes[node].start(&self.plan, 0, self.now) {
+            Err(StartProblem::Log(error)) => {
+                self.trace.tell(self.now, || format!("n{} refuses its damaged log: {error}", node + 1));
+                self.nodes[node].refused = true;
+            }
+            // The last batch, which cannot be told from a torn one: no machine is asked to.
+            Ok(()) | Err(StartProblem::Other(_)) => {
+                self.nodes[node].process = None;
+                self.nodes[node].disk = whole;
+            }
+        }
+    }
+
+    fn crash_client(&mut self, client: usize) {
+        let (life, clock) = (self.clients[client].life + 1, self.clients[client].clock);
+        let owner = self.clients[client].owner.clone();
+        self.trace.tell(self.now, || format!("{owner} crashes"));
+        self.clients[client] = Client::new(client, life, clock, self.now, &mut self.random);
+        self.wake_client(client);
+    }
+}

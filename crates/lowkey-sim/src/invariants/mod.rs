@@ -1,0 +1,38 @@
+//! What must always be true, one file each; see section 8 of the design for where they come from.
+//!
+//! The checks see what no node sees: true time, every disk, every client's belief. They compare the
+//! replicas with one another and all answers with the one log that was committed.
+
+mod acknowledged;
+mod agreement;
+mod expiry;
+mod fencing;
+mod liveness;
+mod mutual_exclusion;
+mod requests;
+mod tokens;
+
+pub(crate) use acknowledged::Acknowledged;
+pub(crate) use agreement::{Agreement, Committed};
+pub(crate) use expiry::Expiry;
+pub(crate) use fencing::Fencing;
+pub(crate) use liveness::Liveness;
+pub(crate) use mutual_exclusion::mutual_exclusion;
+pub(crate) use requests::Requests;
+pub(crate) use tokens::Tokens;
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub invariant: &'static str,
+    /// How.
+    pub what: String,
+}
+
+/// Ok, or what was broken.
+pub(crate) type Check = Result<(), Violation>;
+
+pub(crate) fn broken(invariant: &'static str, what: impl Into<String>) -> Check {
+    Err(Violation { invariant, what: what.into() })
+}

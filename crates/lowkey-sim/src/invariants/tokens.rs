@@ -1,0 +1,50 @@
+//! Tokens rise strictly, per lock and per group, across restarts, leader changes and snapshots
+//! (design, section 8, point 2).
+
+use std::collections::BTreeMap;
+
+use lowkey_core::{Event, LockName, Token};
+
+use super::{Agreement, Check, Committed, broken};
+
+const NAME: &str = "tokens";
+
+#[derive(Default)]
+pub(crate) struct Tokens {
+    highest: u64,
+    by_lock: BTreeMap<LockName, u64>,
+    granted: BTreeMap<u64, LockName>,
+}
+
+impl Tokens {
+    /// A new grant was committed.
+    pub(crate) fn committed(&mut self, committed: &Committed) -> Check {
+        for event in &committed.applied.events {
+            let Event::Acquired { lock, token, .. } = event else { continue };
+            if token.0 <= self.highest {
+                return broken(NAME, format!("token {token} was granted after {}", self.highest));
+            }
+            self.highest = token.0;
+            self.by_lock.insert(lock.clone(), token.0);
+            self.granted.insert(token.0, lock.clone());
+        }
+        Ok(())
+    }
+
+    /// A client was told of a grant.
+    pub(crate) fn told(&self, lock: &LockName, token: Token) -> Check {
+        match self.granted.get(&token.0) {
+            Some(known) if known == lock => Ok(()),
+            Some(known) => broken(NAME, format!("token {token} was told for {lock}, but is of {known}")),
+            None => broken(NAME, format!("token {token} was told for {lock}, but never granted")),
+        }
+    }
+
+    /// No replica's counter may be behind what was granted up to where it is.
+    pub(crate) fn compare(&self, member: u64, agreement: &Agreement, last: Token, revision: u64) -> Check {
+        if revision == agreement.state().revision() && last != agreement.state().last_token() {
+            return broken(NAME, format!("n{member} counts {last}, but {} was granted", self.highest));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! A deterministic simulator: whole clusters of the real replica and the real log, with simulated
+//! network, disks, clocks and clients, in one thread, from one seed.
+//!
+//! `world` is the loop of events; `node` drives a replica as the server does; `client` behaves as an
+//! SDK must; `plan` draws what a seed's world is like and `faults` breaks it; `invariants` says what
+//! must always be true, one file each.
+//!
+//! Deliberately absent from a world: the wall clock, threads, and any chance but its own generator.
+
+mod client;
+mod clock;
+mod faults;
+mod invariants;
+mod node;
+pub mod plan;
+mod random;
+mod trace;
+mod world;
+
+pub use invariants::Violation;
+pub use world::{Summary, run};

@@ -1,0 +1,131 @@
+//! `lowkey-sim`: runs worlds until the time is up, or one of them again.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use lowkey_sim::{Summary, Violation, run};
+
+/// Simulates lowkey clusters under faults, faster than real time, and checks what must always be true.
+#[derive(Debug, Parser)]
+#[command(name = "lowkey-sim", version)]
+struct Args {
+    /// Run for so many minutes on all cores
+    #[arg(long, default_value_t = 1.0, conflicts_with = "seed")]
+    minutes: f64,
+    /// Run this one seed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// With --seed: print its story, and nothing else, on standard output
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// The first seed of a run; by default drawn from the clock
+    #[arg(long, conflicts_with = "seed")]
+    from: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match args.seed {
+        Some(seed) => run_one(seed, args.trace),
+        None => run_many(args.minutes, args.from.unwrap_or_else(fresh_seed)),
+    }
+}
+
+/// The runner may look at the clock; a world may not.
+fn fresh_seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    since.as_nanos() as u64 >> 8 << 16
+}
+
+fn run_one(seed: u64, trace: bool) -> ExitCode {
+    let (summary, outcome, story) = run(seed, trace);
+    if trace {
+        story.iter().for_each(|line| println!("{line}"));
+    } else {
+        println!("seed {seed}: {summary:?}");
+    }
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(violation) => {
+            report(seed, &violation);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn report(seed: u64, violation: &Violation) {
+    eprintln!("seed {seed} breaks `{}`: {}", violation.invariant, violation.what);
+    eprintln!("repeat it with: cargo run --release -p lowkey-sim -- --seed {seed} --trace");
+}
+
+#[derive(Default)]
+struct Total {
+    seeds: u64,
+    sum: Summary,
+}
+
+fn run_many(minutes: f64, from: u64) -> ExitCode {
+    let deadline = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+    let (next, failed) = (AtomicU64::new(from), AtomicBool::new(false));
+    let total = Mutex::new(Total::default());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                while Instant::now() < deadline && !failed.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if let Err(violation) = run_and_count(seed, &total) {
+                        failed.store(true, Ordering::Relaxed);
+                        tell_failure(seed, &violation);
+                    }
+                }
+            });
+        }
+        while Instant::now() < deadline && !failed.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_secs(1));
+            if let Ok(total) = total.lock() {
+                eprint!("\r{}", words(&total));
+            }
+        }
+    });
+    eprintln!();
+    if let Ok(total) = total.lock() {
+        println!("{}", words(&total));
+    }
+    if failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn run_and_count(seed: u64, total: &Mutex<Total>) -> Result<(), Violation> {
+    let (summary, outcome, _) = run(seed, false);
+    if let Ok(mut total) = total.lock() {
+        total.seeds += 1;
+        total.sum.simulated_nanos += summary.simulated_nanos;
+        total.sum.operations += summary.operations;
+        total.sum.elections += summary.elections;
+        total.sum.expiries += summary.expiries;
+        total.sum.faults += summary.faults;
+        total.sum.refused_writes += summary.refused_writes;
+    }
+    outcome
+}
+
+/// The broken promise, the last events before it, and how to see it again.
+fn tell_failure(seed: u64, violation: &Violation) {
+    eprintln!();
+    let (_, _, story) = run(seed, true);
+    let last = story.len().saturating_sub(30);
+    story[last..].iter().for_each(|line| eprintln!("{line}"));
+    report(seed, violation);
+}
+
+fn words(total: &Total) -> String {
+    let Total { seeds, sum } = total;
+    let hours = sum.simulated_nanos as f64 / 3.6e12;
+    format!(
+        "{seeds} seeds, {hours:.2} simulated hours, {} operations, {} elections, {} expiries, {} faults, {} refused writes",
+        sum.operations, sum.elections, sum.expiries, sum.faults, sum.refused_writes
+    )
+}

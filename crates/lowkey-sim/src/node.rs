@@ -1,0 +1,226 @@
+//! One machine: the real replica on the real log on a simulated disk, driven as the server drives it.
+//!
+//! A turn is cut in two where the server waits for its disk, so that a crash, a pause or a stall can
+//! come between the write and the sync, and between the sync and the answers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName};
+use lowkey_replica::{CallId, Config, Found, Input, LogRecord, Nanos, Output, RecordKind, Replica, found};
+use lowkey_wal::{Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
+
+use crate::clock::Clock;
+use crate::plan::Plan;
+
+const GROUP: u32 = 1;
+const CLUSTER: ClusterId = ClusterId(*b"simulated world.");
+/// Small segments, so that logs roll over often.
+const SEGMENT_BYTES: u64 = 64 * 1024;
+
+/// A machine, up or down.
+pub(crate) struct Node {
+    pub(crate) member: u64,
+    pub(crate) clock: Clock,
+    pub(crate) disk: SimDisk,
+    pub(crate) process: Option<Process>,
+    /// Counts starts: what was meant for an earlier process does not reach a later one.
+    pub(crate) incarnation: u64,
+    pub(crate) paused_until: u64,
+    pub(crate) stalled_until: u64,
+    /// Its log was damaged, and it rightly refused to start.
+    pub(crate) refused: bool,
+    /// A wake-up is under way for this true time.
+    pub(crate) wakes_at: Option<u64>,
+}
+
+/// What is gone after a crash.
+pub(crate) struct Process {
+    pub(crate) replica: Replica,
+    pub(crate) wal: Wal,
+    pub(crate) inbox: VecDeque<Input>,
+    /// Who waits for an answer: client and operation.
+    pub(crate) calls: BTreeMap<CallId, (usize, u64)>,
+    pub(crate) last_call: u64,
+    /// In true time.
+    pub(crate) next_tick: u64,
+    /// Written, not synced: the turn goes on when the disk is done.
+    pub(crate) syncing: bool,
+    /// The entries of the log, by index, as they were handed to the disk.
+    pub(crate) entries: BTreeMap<u64, Vec<u8>>,
+    /// The last index whose application was looked at.
+    pub(crate) seen_applied: u64,
+    pub(crate) seen_leading: Option<u64>,
+}
+
+/// Why a process did not start.
+#[derive(Debug)]
+pub(crate) enum StartProblem {
+    Log(WalError),
+    Other(String),
+}
+
+pub(crate) fn node_info(member: u64) -> NodeInfo {
+    NodeInfo {
+        name: NodeName::parse(&format!("n{member}")).expect("a short name is a name"),
+        identity: identity(member),
+        raft_address: format!("n{member}:7000"),
+        grpc_address: format!("n{member}:9000"),
+        http_address: format!("n{member}:8080"),
+        command_version: COMMAND_VERSION,
+    }
+}
+
+fn identity(member: u64) -> NodeIdentity {
+    NodeIdentity([member as u8; 16])
+}
+
+impl Node {
+    /// A machine whose disk holds a new cluster (the founder) or an empty log (one that joins).
+    pub(crate) fn new(member: u64, clock: Clock, disk_seed: u64) -> Self {
+        let disk = SimDisk::new(disk_seed);
+        let records = if member == 1 {
+            let founding = found(CLUSTER, node_info(1));
+            snapshots::save(&*disk.as_disk(), founding.snapshot.index, &founding.snapshot.payload)
+                .expect("a new disk takes a snapshot");
+            founding.records
+        } else {
+            Vec::new()
+        };
+        let records: Vec<Record> = records.iter().map(wal_record).collect();
+        let wal = Wal::create(disk.as_disk(), identity(member).0, options(), &records);
+        wal.and_then(Wal::close).expect("a new disk takes a log");
+        Self {
+            member,
+            clock,
+            disk,
+            process: None,
+            incarnation: 0,
+            paused_until: 0,
+            stalled_until: 0,
+            refused: false,
+            wakes_at: None,
+        }
+    }
+
+    /// Starts a process from what the disk holds.
+    pub(crate) fn start(&mut self, plan: &Plan, seed: u64, now: u64) -> Result<(), StartProblem> {
+        let (wal, recovered) =
+            Wal::open(self.disk.as_disk(), identity(self.member).0, options()).map_err(StartProblem::Log)?;
+        let other = |error: &dyn std::fmt::Display| StartProblem::Other(error.to_string());
+        let snapshot = snapshots::load_newest(&*self.disk.as_disk()).map_err(|error| other(&error))?;
+        let log = recovered.groups.get(&GROUP).cloned().unwrap_or_default();
+        let entries = log.entries.iter().cloned().collect();
+        let found = Found {
+            snapshot: snapshot.map(|(_, payload)| payload),
+            hard_state: log.hard_state,
+            compaction: log.compaction,
+            entries: log.entries,
+        };
+        let config = Config {
+            snapshot_entries: plan.snapshot_entries,
+            tail_entries: plan.tail_entries,
+            ..Config::new(GROUP, MemberId(self.member), seed)
+        };
+        let replica = Replica::recover(config, CLUSTER, found).map_err(|error| other(&error))?;
+        self.incarnation += 1;
+        self.process = Some(Process {
+            seen_applied: replica.state().revision(),
+            replica,
+            wal,
+            inbox: VecDeque::new(),
+            calls: BTreeMap::new(),
+            last_call: 0,
+            next_tick: now,
+            syncing: false,
+            entries,
+            seen_leading: None,
+        });
+        Ok(())
+    }
+
+    /// Ends the process. After a loss of power the disk keeps what was synced, and what it likes of
+    /// the rest; after a kill it keeps all that was written.
+    pub(crate) fn crash(&mut self, power_is_lost: bool) {
+        self.process = None;
+        self.disk = if power_is_lost { self.disk.crash() } else { self.disk.kill() };
+        self.wakes_at = None;
+    }
+
+    pub(crate) fn now(&self, true_nanos: u64) -> Nanos {
+        Nanos(self.clock.read(true_nanos))
+    }
+}
+
+impl Process {
+    /// Takes in everything that waits, each input with its own reading of the clock.
+    pub(crate) fn take_in(&mut self, now: Nanos) {
+        while let Some(input) = self.inbox.pop_front() {
+            self.replica.step(now, input);
+        }
+    }
+
+    /// Begins a turn; true if its records were written and wait for the disk.
+    pub(crate) fn begin_turn(&mut self, disk: &SimDisk, now: Nanos) -> Result<(Output, bool), String> {
+        let turn = self.replica.begin_turn(now).map_err(|error| error.to_string())?;
+        if turn.persist.is_empty() {
+            return Ok((turn.output, false));
+        }
+        if let Some(file) = &turn.persist.snapshot {
+            snapshots::save(&*disk.as_disk(), file.index, &file.payload)
+                .map_err(|error| error.to_string())?;
+        }
+        turn.persist.records.iter().for_each(|record| self.follow(record));
+        let records: Vec<Record> = turn.persist.records.iter().map(wal_record).collect();
+        self.wal.append(&records).map_err(|error| error.to_string())?;
+        self.syncing = true;
+        Ok((turn.output, true))
+    }
+
+    /// The disk is done.
+    pub(crate) fn sync(&mut self) -> Result<(), String> {
+        self.wal.sync().map_err(|error| error.to_string())?;
+        self.syncing = false;
+        if let Some(job) = self.wal.segment_job() {
+            self.wal.segment_made(job.run());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_turn(&mut self, now: Nanos) -> Result<Output, String> {
+        self.replica.end_turn(now).map_err(|error| error.to_string())
+    }
+
+    /// Keeps a copy of the log's entries, to compare them with the other replicas'.
+    fn follow(&mut self, record: &LogRecord) {
+        match record.kind {
+            RecordKind::Entry => {
+                self.entries.split_off(&record.index);
+                self.entries.insert(record.index, record.payload.clone());
+            }
+            RecordKind::Compaction => self.entries = self.entries.split_off(&(record.index + 1)),
+            RecordKind::Reset => self.entries.clear(),
+            RecordKind::HardState => {}
+        }
+    }
+}
+
+fn options() -> Options {
+    Options { segment_bytes: SEGMENT_BYTES }
+}
+
+fn wal_record(record: &LogRecord) -> Record {
+    let kind = match record.kind {
+        RecordKind::Entry => Kind::Entry,
+        RecordKind::HardState => Kind::HardState,
+        RecordKind::Compaction => Kind::Compaction,
+        RecordKind::Reset => Kind::Reset,
+    };
+    Record { group: GROUP, kind, index: record.index, payload: record.payload.clone() }
+}
+
+/// The disk that a process sees, for whoever needs it beside the process.
+pub(crate) fn save_snapshot(disk: &SimDisk, index: u64, payload: &[u8]) -> bool {
+    let disk: Arc<dyn lowkey_wal::Disk> = disk.as_disk();
+    snapshots::save(&*disk, index, payload).is_ok()
+}

@@ -1,0 +1,120 @@
+//! What happens in one world: drawn from its seed.
+//!
+//! Swarm testing: each run switches a random subset of the faults on, at random rates. A run with
+//! every fault on at once finds less than many runs with a few each, since faults hide each other.
+
+use crate::random::Random;
+
+/// One second in nanoseconds.
+pub const SECOND: u64 = 1_000_000_000;
+/// One millisecond in nanoseconds.
+pub const MILLISECOND: u64 = 1_000_000;
+
+/// One world's make-up.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Replicas in the cluster.
+    pub replicas: usize,
+    /// Clients.
+    pub clients: usize,
+    /// Lock names that they contend for.
+    pub locks: usize,
+    /// How long faults are made.
+    pub active_nanos: u64,
+    /// How long the quiet phase lasts after that.
+    pub quiet_nanos: u64,
+    /// Entries after which a replica takes a snapshot.
+    pub snapshot_entries: u64,
+    /// Entries that it keeps behind one.
+    pub tail_entries: u64,
+    /// Mean time between the operations of a client.
+    pub think_nanos: u64,
+    /// The faults.
+    pub faults: Faults,
+}
+
+/// Mean times between faults and rates of faults; 0 means never.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// One message in so many is lost.
+    pub loss_one_in: u64,
+    /// One message in so many is delivered twice.
+    pub duplicate_one_in: u64,
+    /// The longest a message takes.
+    pub delay_max_nanos: u64,
+    /// One message in so many takes up to ten times that.
+    pub late_one_in: u64,
+    /// Time between partitions.
+    pub partition_nanos: u64,
+    /// Time between crashes of a replica.
+    pub crash_nanos: u64,
+    /// Time between crashes of all replicas.
+    pub crash_all_nanos: u64,
+    /// Time between pauses of a replica.
+    pub pause_nanos: u64,
+    /// Time between pauses of a client.
+    pub client_pause_nanos: u64,
+    /// Time between crashes of a client.
+    pub client_crash_nanos: u64,
+    /// Time between stalls of a disk.
+    pub stall_nanos: u64,
+    /// Time between attempts to move the lead.
+    pub transfer_nanos: u64,
+    /// Clocks run at rates that differ by up to this many thousandths.
+    pub clock_skew_permille: u64,
+    /// A byte of one replica's log is damaged while it is down; it must refuse to come back.
+    pub damage: bool,
+}
+
+impl Plan {
+    /// Draws the plan of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let random = &mut Random::new(seed ^ 0x6c6f_776b_6579);
+        let replicas = *random.pick(&[1, 3, 3, 3, 5]);
+        Self {
+            replicas,
+            clients: random.between(3, 31) as usize,
+            locks: random.between(1, 6) as usize,
+            active_nanos: random.between(60, 300) * SECOND,
+            quiet_nanos: 12 * SECOND,
+            snapshot_entries: random.between(20, 400),
+            tail_entries: random.between(1, 60),
+            think_nanos: random.between(100, 3_000) * MILLISECOND,
+            faults: Faults::draw(random, replicas),
+        }
+    }
+}
+
+impl Faults {
+    fn draw(random: &mut Random, replicas: usize) -> Self {
+        // Each fault is on in half of the worlds.
+        let mut sometimes = |from: u64, to: u64| {
+            let value = random.between(from, to);
+            if random.one_in(2) { value } else { 0 }
+        };
+        let mut faults = Self {
+            loss_one_in: sometimes(5, 200),
+            duplicate_one_in: sometimes(5, 200),
+            late_one_in: sometimes(5, 300),
+            partition_nanos: sometimes(5, 40) * SECOND,
+            crash_nanos: sometimes(5, 40) * SECOND,
+            crash_all_nanos: sometimes(30, 120) * SECOND,
+            pause_nanos: sometimes(3, 40) * SECOND,
+            client_pause_nanos: sometimes(3, 40) * SECOND,
+            client_crash_nanos: sometimes(5, 60) * SECOND,
+            stall_nanos: sometimes(3, 40) * SECOND,
+            transfer_nanos: sometimes(5, 40) * SECOND,
+            clock_skew_permille: sometimes(5, 41),
+            damage: false,
+            delay_max_nanos: 0,
+        };
+        faults.damage = replicas > 2 && random.one_in(4);
+        faults.delay_max_nanos = random.between(1, 40) * MILLISECOND;
+        faults
+    }
+
+    /// No faults at all: the quiet phase.
+    pub fn none() -> Self {
+        Self { delay_max_nanos: 2 * MILLISECOND, ..Self::default() }
+    }
+}
