@@ -9,6 +9,7 @@ mod server;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 /// A distributed lock and leader-election service: at most one holder per lock, and a fencing token
@@ -27,10 +28,24 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(with_default_command(std::env::args_os().collect()));
-    match cli.command {
-        Command::Server(args) => server::run(args),
+    match Cli::try_parse_from(with_default_command(std::env::args_os().collect())) {
+        Ok(Cli { command: Command::Server(args) }) => server::run(args),
+        Err(error) if error.exit_code() == 0 => error.exit(), // help or version
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            eprint!("{error}");
+            ExitCode::from(server::EXIT_USAGE)
+        }
+        Err(error) => server::complain(&one_line(&error), server::EXIT_USAGE),
     }
+}
+
+/// What is wrong with the command line, and a tip if there is one, without the usage behind it.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let about_this = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let said: Vec<&str> = about_this.map(|line| line.strip_prefix("error: ").unwrap_or(line)).collect();
+    format!("{}; try --help", said.join("; "))
 }
 
 /// Puts `server` in front of flags that stand alone.
@@ -56,6 +71,21 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_in_one_line() {
+        let problem = |words: &[&str]| {
+            one_line(&Cli::try_parse_from(with_default_command(args(words))).expect_err("it is wrong"))
+        };
+        assert_eq!(
+            problem(&["lowkey", "--max-leases", "many"]),
+            "invalid value 'many' for '--max-leases <N>': invalid digit found in string; try --help"
+        );
+        assert_eq!(
+            problem(&["lowkey", "--bootstarp"]),
+            "unexpected argument '--bootstarp' found; tip: a similar argument exists: '--bootstrap'; try --help"
+        );
     }
 
     #[test]

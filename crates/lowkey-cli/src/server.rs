@@ -15,7 +15,7 @@ use tracing_subscriber::EnvFilter;
 use crate::address::parse_listen;
 
 /// The command line was wrong (EX_USAGE).
-const EXIT_USAGE: u8 = 64;
+pub(crate) const EXIT_USAGE: u8 = 64;
 /// The node could not start, or had to end (EX_UNAVAILABLE).
 const EXIT_FAILED: u8 = 69;
 
@@ -115,7 +115,7 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
 }
 
 /// One line, for the person who started it.
-fn complain(problem: &str, code: u8) -> ExitCode {
+pub(crate) fn complain(problem: &str, code: u8) -> ExitCode {
     eprintln!("lowkey: {problem}");
     ExitCode::from(code)
 }

@@ -62,6 +62,10 @@ const RULES: &[Rule] = &[
     Rule { name: "lowkey-bench", ours: &["lowkey-api", "lowkey-client"], outside: Outside::AllBut(&[]) },
 ];
 
+/// What only the tests of a crate may use beside that: user and crate. The tests of the binary look
+/// into the files that it leaves behind.
+const ONLY_IN_TESTS: &[(&str, &str)] = &[("lowkey-cli", "lowkey-wal")];
+
 /// Crates that must give the same answer on every machine and in every run.
 const PURE: &[&str] = &["lowkey-core", "lowkey-replica"];
 
@@ -180,6 +184,18 @@ fn a_crate_that_may_not_be_used_is_found_outside_tests_only() {
     assert!(found("[dev-dependencies]\nproptest.workspace = true").is_empty());
 }
 
+#[test]
+fn what_only_tests_may_use_is_found_everywhere_else() {
+    let found = |section: &str| {
+        let text = format!("[{section}]\nlowkey-wal.workspace = true");
+        Manifest::parse("lowkey-cli", &text).forbidden_crates_of_ours()
+    };
+    assert!(found("dev-dependencies").is_empty());
+    for section in ["dependencies", "build-dependencies", "target.'cfg(unix)'.dependencies"] {
+        assert_eq!(found(section), ["lowkey-wal"], "{section}");
+    }
+}
+
 /// One crate's `Cargo.toml`.
 struct Manifest {
     name: String,
@@ -194,7 +210,9 @@ impl Manifest {
 
     fn forbidden_crates_of_ours(&self) -> Vec<String> {
         let allowed = rule(&self.name).map_or(&[][..], |rule| rule.ours);
-        let mut found = self.dependencies(&["dependencies", "build-dependencies", "dev-dependencies"]);
+        let mut found = self.dependencies(&["dev-dependencies"]);
+        found.retain(|name| !ONLY_IN_TESTS.contains(&(self.name.as_str(), name.as_str())));
+        found.extend(self.dependencies(&["dependencies", "build-dependencies"]));
         found.retain(|name| is_ours(name) && !allowed.contains(&name.as_str()));
         found.into_iter().collect()
     }

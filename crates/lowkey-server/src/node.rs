@@ -75,6 +75,10 @@ struct Ports {
 
 /// Starts a node, and gives it back once it serves.
 pub async fn start(config: Config) -> Result<RunningNode, StartError> {
+    for address in &config.join {
+        parse_address("join", address)
+            .map_err(|invalid| StartError::Flag { flag: "--join", problem: invalid.problem })?;
+    }
     let ports = Ports {
         raft: listen("--raft-addr", config.raft_listen).await?,
         grpc: listen("--grpc-addr", config.grpc_listen).await?,

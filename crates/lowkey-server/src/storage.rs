@@ -168,8 +168,10 @@ impl DataDirectory {
         Ok(())
     }
 
-    /// Opens the log and finds the newest snapshot.
+    /// Finds the newest snapshot and opens the log: in this order, since opening the log puts it in
+    /// order, and a directory that is refused is left as it was found.
     pub(crate) fn open_log(&self) -> Result<Opened, StartError> {
+        let snapshot = snapshots::load_newest(&*self.disk)?.map(|(_, payload)| payload);
         let (wal, mut recovered) =
             Wal::open(Arc::clone(&self.disk), self.node.identity.0, Options::default())?;
         if let Some(cut) = &recovered.cut {
@@ -181,7 +183,7 @@ impl DataDirectory {
         }
         let group = recovered.groups.remove(&GROUP).unwrap_or_default();
         let found = Found {
-            snapshot: snapshots::load_newest(&*self.disk)?.map(|(_, payload)| payload),
+            snapshot,
             hard_state: group.hard_state,
             compaction: group.compaction,
             entries: group.entries,

@@ -68,6 +68,8 @@ pub(crate) struct Node {
     pub(crate) data_dir: PathBuf,
     pub(crate) log: PathBuf,
     flags: Vec<String>,
+    /// The command that starts the node's own: nothing, or one that gives it a world of its own.
+    wrapper: Vec<String>,
     child: Option<Child>,
 }
 
@@ -80,13 +82,27 @@ impl Node {
             data_dir: folder.join(name),
             log: folder.join(format!("{name}.log")),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            wrapper: Vec::new(),
             child: None,
         }
     }
 
+    /// Lets the process start inside another command, which must `exec` what follows it.
+    pub(crate) fn wrap(&mut self, wrapper: Vec<String>) {
+        self.wrapper = wrapper;
+    }
+
     /// The command that starts it.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+        let binary = env!("CARGO_BIN_EXE_lowkey");
+        let mut command = match self.wrapper.split_first() {
+            Some((wrapper, arguments)) => {
+                let mut command = Command::new(wrapper);
+                command.args(arguments).arg(binary);
+                command
+            }
+            None => Command::new(binary),
+        };
         command
             .args(["--node-id", &self.name])
             .arg("--data-dir")
@@ -123,9 +139,12 @@ impl Node {
         self.child.is_some()
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the node runs").id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        let child = self.child.as_ref().expect("the node runs");
-        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
     }
 
@@ -184,21 +203,97 @@ impl Drop for Node {
 
 /// One HTTP request on a connection of its own; nothing if there is no whole answer.
 pub(crate) fn http(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+    let form = "content-type: application/x-www-form-urlencoded\r\n";
+    http_with(port, method, path, form, body.as_bytes()).map(|answer| (answer.status, answer.body))
+}
+
+/// An answer to an HTTP request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// The status line and the headers.
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// Like [`http`], with whole lines of headers and with any bytes as the body.
+pub(crate) fn http_with(port: u16, method: &str, path: &str, headers: &str, body: &[u8]) -> Option<Answer> {
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
-         content-type: application/x-www-form-urlencoded\r\ncontent-length: {length}\r\n\r\n"
+         {headers}content-length: {length}\r\n\r\n"
     );
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(head.as_bytes()).ok()?;
-    stream.write_all(body.as_bytes()).ok()?;
+    stream.write_all(body).ok()?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).ok()?;
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().unwrap();
-    Some((status, body.to_owned()))
+    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+}
+
+/// How a process ended that was not to live.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Ended {
+    /// The one line that tells the person who started it why it ended: the last one, and the only one
+    /// that is not a log's.
+    pub(crate) fn complaint(&self) -> &str {
+        assert!(self.code.is_some_and(|code| code != 0), "it failed in an orderly way: {self:?}");
+        for word in ["panicked", "backtrace"] {
+            assert!(!self.stderr.contains(word), "{}", self.stderr);
+        }
+        let complaints = self.stderr.lines().filter(|line| line.starts_with("lowkey: ")).count();
+        assert_eq!(complaints, 1, "one line says why: {self:?}");
+        let last = self.stderr.lines().last().unwrap();
+        assert!(last.starts_with("lowkey: "), "that line is the last one: {self:?}");
+        last
+    }
+
+    /// Like [`Ended::complaint`], and nothing else was said.
+    pub(crate) fn only_line(&self) -> &str {
+        assert_eq!(self.stderr.lines().count(), 1, "only one line: {self:?}");
+        self.complaint()
+    }
+}
+
+/// Runs a command that must end by itself.
+pub(crate) fn run_to_end(command: &mut Command) -> Ended {
+    let started = Instant::now();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = child.stderr.take().unwrap();
+    let reading = std::thread::spawn(move || {
+        let mut text = String::new();
+        pipe.read_to_string(&mut text).unwrap();
+        text
+    });
+    let deadline = started + 2 * PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it runs and was not to: {command:?}\n{}", reading.join().unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    Ended { code: status.code(), stderr: reading.join().unwrap(), took: started.elapsed() }
 }
 
 /// Several nodes of one cluster.

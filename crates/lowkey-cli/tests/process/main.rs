@@ -5,11 +5,15 @@
 //! against a bound that a loaded machine keeps too.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod bad_bytes;
+mod bad_input;
+mod damage;
 mod expiry;
 mod failover;
 mod harness;
 mod kill_and_restart;
 mod pause;
 mod quick_start;
+mod start_errors;
 mod stop;
 mod three_nodes;
