@@ -12,8 +12,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-/// A distributed lock and leader-election service: at most one holder per lock, and a fencing token
-/// that proves it.
+/// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
 #[derive(Debug, Parser)]
 #[command(name = "lowkey", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
@@ -28,7 +27,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::try_parse_from(with_default_command(std::env::args_os().collect())) {
+    let environment_has_flags =
+        std::env::vars_os().any(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("LOWKEY_")));
+    let args = with_default_command(std::env::args_os().collect(), environment_has_flags);
+    match Cli::try_parse_from(args) {
         Ok(Cli { command: Command::Server(args) }) => server::run(args),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -48,11 +50,15 @@ fn one_line(error: &clap::Error) -> String {
     format!("{}; try --help", said.join("; "))
 }
 
-/// Puts `server` in front of flags that stand alone.
-fn with_default_command(mut args: Vec<OsString>) -> Vec<OsString> {
-    let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
-    let is_about_lowkey = matches!(first, "-h" | "--help" | "-V" | "--version");
-    if first.starts_with('-') && !is_about_lowkey {
+/// Puts `server` in front of flags that stand alone, and where the flags are all in the environment.
+fn with_default_command(mut args: Vec<OsString>, environment_has_flags: bool) -> Vec<OsString> {
+    let first = args.get(1).and_then(|arg| arg.to_str());
+    let means_server = match first {
+        Some("-h" | "--help" | "-V" | "--version") => false,
+        Some(flag) => flag.starts_with('-'),
+        None => args.len() == 1 && environment_has_flags,
+    };
+    if means_server {
         args.insert(1, "server".into());
     }
     args
@@ -76,11 +82,11 @@ mod tests {
     #[test]
     fn a_wrong_command_line_is_told_in_one_line() {
         let problem = |words: &[&str]| {
-            one_line(&Cli::try_parse_from(with_default_command(args(words))).expect_err("it is wrong"))
+            one_line(&Cli::try_parse_from(with_default_command(args(words), false)).expect_err("it is wrong"))
         };
         assert_eq!(
             problem(&["lowkey", "--max-leases", "many"]),
-            "invalid value 'many' for '--max-leases <N>': invalid digit found in string; try --help"
+            "invalid value 'many' for '--max-leases <N>': must be a whole number above 0; try --help"
         );
         assert_eq!(
             problem(&["lowkey", "--bootstarp"]),
@@ -91,9 +97,15 @@ mod tests {
     #[test]
     fn flags_without_a_command_mean_server() {
         assert_eq!(
-            with_default_command(args(&["lowkey", "--bootstrap"])),
+            with_default_command(args(&["lowkey", "--bootstrap"]), false),
             args(&["lowkey", "server", "--bootstrap"])
         );
+    }
+
+    #[test]
+    fn flags_in_the_environment_alone_mean_server() {
+        assert_eq!(with_default_command(args(&["lowkey"]), true), args(&["lowkey", "server"]));
+        assert_eq!(with_default_command(args(&["lowkey", "--help"]), true), args(&["lowkey", "--help"]));
     }
 
     #[test]
@@ -101,7 +113,7 @@ mod tests {
         for words in
             [&["lowkey", "server", "--bootstrap"][..], &["lowkey", "--help"], &["lowkey", "-V"], &["lowkey"]]
         {
-            assert_eq!(with_default_command(args(words)), args(words));
+            assert_eq!(with_default_command(args(words), false), args(words));
         }
     }
 }

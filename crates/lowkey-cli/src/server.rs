@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::{About, Config, RunningNode, StartError};
@@ -21,11 +22,11 @@ const EXIT_FAILED: u8 = 69;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// Found a new cluster if the data directory is empty
-    #[arg(long, env = "LOWKEY_BOOTSTRAP")]
+    /// Found a new cluster if the data directory is empty; give it to exactly one node of a cluster
+    #[arg(long, env = "LOWKEY_BOOTSTRAP", value_parser = BoolishValueParser::new())]
     bootstrap: bool,
 
-    /// Join the cluster of these nodes if the data directory is empty (their gRPC addresses)
+    /// Join the cluster of these nodes if the data directory is empty (their gRPC addresses); tries for 30 s
     #[arg(long, value_name = "HOST:GRPC_PORT,…", value_delimiter = ',', env = "LOWKEY_JOIN")]
     join: Vec<String>,
 
@@ -62,28 +63,32 @@ pub(crate) struct ServerArgs {
     advertise_http_addr: Option<String>,
 
     /// Allow listening beyond loopback: nothing is encrypted, and nobody is asked who they are
-    #[arg(long, env = "LOWKEY_INSECURE")]
+    #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new())]
     insecure: bool,
 
     /// Leases that may exist at a time
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, env = "LOWKEY_MAX_LEASES")]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, env = "LOWKEY_MAX_LEASES", value_parser = parse_positive)]
     max_leases: usize,
 
     /// Connections that each of the gRPC and HTTP ports may have at a time
-    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_CONNECTIONS")]
+    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_CONNECTIONS", value_parser = parse_positive)]
     max_connections: usize,
 
     /// Requests and streams that one gRPC connection may have at a time
-    #[arg(long, value_name = "N", default_value_t = 100, env = "LOWKEY_MAX_STREAMS")]
+    #[arg(long, value_name = "N", default_value_t = 100, env = "LOWKEY_MAX_STREAMS", value_parser = clap::value_parser!(u32).range(1..))]
     max_streams: u32,
 
     /// Write logs as JSON, one object a line
-    #[arg(long, env = "LOWKEY_LOG_JSON")]
+    #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new())]
     log_json: bool,
 
     /// What to log: `info`, `debug`, or a filter such as `lowkey_server=debug`
     #[arg(long, value_name = "FILTER", default_value = "info", env = "LOWKEY_LOG")]
     log: String,
+}
+
+fn parse_positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "must be a whole number above 0".into())
 }
 
 fn parse_node_name(text: &str) -> Result<NodeName, String> {
@@ -98,6 +103,7 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
     if let Err(problem) = check_exposure(&args) {
         return complain(&problem, EXIT_USAGE);
     }
+    raise_file_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return complain(&format!("cannot start the runtime: {error}"), EXIT_FAILED),
@@ -111,6 +117,18 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
             complain(&error.to_string(), EXIT_USAGE)
         }
         Err(error) => complain(&error.to_string(), EXIT_FAILED),
+    }
+}
+
+/// Takes as many file descriptors as the system allows: every connection needs one, and the log too.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!(%error, limit = ?limit.current, "the limit of open files could not be raised");
+        }
     }
 }
 
@@ -216,10 +234,8 @@ fn banner(about: &About, as_json: bool) {
 
   Try:
     curl http://{http}/v1/lock/acquire -d '{{"lock_name":"my-job","owner_id":"me","ttl_seconds":30}}'
-    curl http://{http}/v1/lock?name=my-job
+    curl 'http://{http}/v1/lock?name=my-job'
     curl http://{http}/v1/status
-  Another node:
-    lowkey --join {grpc} --data-dir ./data2 --raft-addr 127.0.0.1:7001 --grpc-addr 127.0.0.1:9001 --http-addr 127.0.0.1:8081
 "#,
         version = env!("CARGO_PKG_VERSION"),
         node = about.node_name,

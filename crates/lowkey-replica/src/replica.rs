@@ -264,10 +264,12 @@ impl Replica {
 
     fn receive(&mut self, message: eraftpb::Message) {
         use eraftpb::MessageType;
-        if message.to != self.config.member.0 {
+        if message.to != self.config.member.0 || self.is_strange(&message) {
             return;
         }
         match message.get_msg_type() {
+            // A leader never tells a follower of more than the follower has; `raft` would panic.
+            MessageType::MsgHeartbeat if message.commit > self.node.raft.raft_log.last_index() => return,
             // A disk without room cannot take entries; the leader will send them again.
             MessageType::MsgAppend | MessageType::MsgSnapshot if self.disk == DiskRoom::Exhausted => return,
             // What is not a whole and readable state never reaches the log.
@@ -276,6 +278,18 @@ impl Replica {
         }
         // A message that `raft` refuses (from a node that left, say) changes nothing.
         let _ = self.node.step(message);
+    }
+
+    /// From a node that this one has not heard of, while there is a leader. It may be newer than what is
+    /// applied here, and then it must be heard: but only in an election, or by a node that knows nobody.
+    fn is_strange(&self, message: &eraftpb::Message) -> bool {
+        let raft = &self.node.raft;
+        let knows_members = !self.conf_state.voters.is_empty();
+        let leader = raft.leader_id;
+        knows_members
+            && raft.prs().get(message.from).is_none()
+            && leader != raft::INVALID_ID
+            && leader != message.from
     }
 
     fn request(&mut self, now: Nanos, call: CallId, request: Request) {

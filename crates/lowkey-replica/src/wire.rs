@@ -10,6 +10,10 @@ use std::fmt;
 use prost::Message as _;
 use raft::eraftpb;
 
+/// A higher term is not the work of elections, at ten a second in three billion years, but of an
+/// error; `raft` would follow it, and could not count beyond the last one.
+const TERM_MAX: u64 = u64::MAX / 2;
+
 /// Bytes that could not be understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WireError(pub String);
@@ -187,6 +191,9 @@ pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError
     // `raft` takes a message without a term for one of its own.
     if proto.term == 0 || proto.from == 0 {
         return Err(WireError("a message without term or sender".into()));
+    }
+    if proto.term > TERM_MAX {
+        return Err(WireError(format!("a message of term {}, which no election leads to", proto.term)));
     }
     let mut message = eraftpb::Message::default();
     message.set_msg_type(message_type(proto.kind)?);

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowkey_replica::{
-    CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Request, Role, Turn,
+    CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Request, Role, Status, Turn,
 };
-use lowkey_wal::{Disk, Record, Wal, WalError, snapshots};
+use lowkey_wal::{Record, SealedError, Wal, WalError};
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
@@ -21,20 +21,24 @@ use crate::error::StartError;
 use crate::housekeeper::{Job, Jobs, Report};
 use crate::inbox::{Answer, Batch, Event, Inbox};
 use crate::peers::Links;
-use crate::storage::wal_record;
+use crate::storage::{SnapshotFiles, wal_record};
 use crate::view::View;
 
 const TICK_NANOS: u64 = 10 * MILLISECOND;
+/// A tick that comes so late is worth a line in the log.
+const STALL_NANOS: u64 = 250 * MILLISECOND;
 /// Once so little of the last segment is left, it is kept for what `raft` itself must write.
 const RESERVE_BYTES: u64 = 4 * 1024 * 1024;
+/// How long to wait before the next segment is tried again.
+const SEGMENT_PAUSE_NANOS: u64 = 500 * MILLISECOND;
 /// How long to wait before a full disk is tried again.
-const FULL_PAUSE: Duration = Duration::from_millis(100);
+const FULL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Everything that the thread works with.
 pub(crate) struct Driver {
     pub(crate) replica: Replica,
     pub(crate) wal: Wal,
-    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) snapshot_files: SnapshotFiles,
     pub(crate) clock: Clock,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) jobs: Jobs,
@@ -47,6 +51,8 @@ struct Running {
     calls: HashMap<CallId, Answer>,
     last_call: u64,
     next_tick: Nanos,
+    /// After the next segment could not be made, it is not tried again before this.
+    next_segment_try: Nanos,
     /// As the housekeeper last saw it.
     space_enough: bool,
     room: DiskRoom,
@@ -67,12 +73,14 @@ pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), Start
                 calls: HashMap::new(),
                 last_call: 0,
                 next_tick,
+                next_segment_try: Nanos(0),
                 space_enough: true,
                 room: DiskRoom::Ample,
                 idle: false,
             };
+            let outcome = running.run();
             // Nobody listens any more when the process is on its way out.
-            let _ = ended.send(running.run());
+            let _ = ended.send(outcome);
         })
         .map_err(|source| StartError::Io { doing: "cannot start the replica thread".into(), source })?;
     Ok(receiver)
@@ -100,8 +108,13 @@ impl Running {
             match event {
                 Event::Replica(input) => self.step(input),
                 Event::Housekeeping(Report::Segment(made)) => {
-                    if let Err(error) = &made {
+                    if let Err(error) = &made
+                        && self.driver.wal.has_spare()
+                    {
                         tracing::error!(%error, "the next segment of the log cannot be made: no new leases and locks until there is space");
+                    }
+                    if made.is_err() {
+                        self.next_segment_try = self.driver.clock.now().after(SEGMENT_PAUSE_NANOS);
                     }
                     self.driver.wal.segment_made(made);
                 }
@@ -141,6 +154,11 @@ impl Running {
         if now < self.next_tick {
             return Ok(());
         }
+        let late_nanos = now.since(self.next_tick);
+        if late_nanos > STALL_NANOS {
+            let stalled_ms = late_nanos / MILLISECOND;
+            tracing::warn!(stalled_ms, "this node stood still; if it leads, leases are given the time back");
+        }
         // Missed ticks are not made up for.
         self.next_tick = now.after(TICK_NANOS);
         self.step(Input::Tick);
@@ -153,7 +171,9 @@ impl Running {
 
     /// Makes sure that the next segment is being made, and tells the replica how much room there is.
     fn watch_disk(&mut self) {
-        if let Some(job) = self.driver.wal.segment_job() {
+        if self.driver.clock.now() >= self.next_segment_try
+            && let Some(job) = self.driver.wal.segment_job()
+        {
             // The housekeeper lives as long as this sender does.
             let _ = self.driver.jobs.send(Job::Segment(job));
         }
@@ -199,16 +219,17 @@ impl Running {
 
     fn persist(&mut self, persist: Persist) -> Result<(), StartError> {
         if let Some(file) = persist.snapshot {
-            snapshots::save(&*self.driver.disk, file.index, &file.payload)?;
+            while let Err(error) = self.driver.snapshot_files.save(file.index, &file.payload) {
+                match error {
+                    SealedError::Full { .. } => wait_for_space(),
+                    error => return Err(error.into()),
+                }
+            }
         }
         let records: Vec<Record> = persist.records.iter().map(wal_record).collect();
         while let Err(error) = self.driver.wal.append(&records) {
             match error {
-                // Nothing was written, so nothing is lost by trying again.
-                WalError::Full => {
-                    tracing::error!("the disk is full to the last byte: this node waits for space");
-                    std::thread::sleep(FULL_PAUSE);
-                }
+                WalError::Full => wait_for_space(),
                 error => return Err(error.into()),
             }
         }
@@ -244,8 +265,30 @@ impl Running {
                 Role::Candidate => tracing::info!(term = status.term, "this node looks for a leader"),
             }
         }
+        tell_of_members(&before, &status);
         self.driver.links.follow(&status);
         self.driver.view.publish(status);
+    }
+}
+
+/// Nothing was written, so nothing is lost by trying again; and nothing else can be done meanwhile,
+/// since what must be on disk before anything else is not.
+fn wait_for_space() {
+    tracing::error!("the disk is full to the last byte: this node waits for space");
+    std::thread::sleep(FULL_PAUSE);
+}
+
+/// Says who came and who votes now.
+fn tell_of_members(before: &Status, status: &Status) {
+    for member in &status.members {
+        let (number, name) = (member.member.0, &member.node.name);
+        match before.members.iter().find(|known| known.member == member.member) {
+            None => tracing::info!(member = number, node = %name, "a node joined"),
+            Some(known) if member.voter && !known.voter => {
+                tracing::info!(member = number, node = %name, "a node has caught up, and votes from now on");
+            }
+            Some(_) => {}
+        }
     }
 }
 

@@ -70,7 +70,7 @@ impl std::fmt::Display for StartError {
             Self::IdentityLost { path } => write!(
                 f,
                 "the data directory {} holds a log but no longer its `node` file, so this node cannot prove who \
-                 it is; restore that file, or start with an empty directory and --join to come back as a new node",
+                 it is; start with an empty data directory and --join, so that it comes back as a new node",
                 path.display()
             ),
             Self::NodeFile { file } => write!(

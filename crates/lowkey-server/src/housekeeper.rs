@@ -6,9 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lowkey_replica::{Input, SnapshotFile};
-use lowkey_wal::{Disk, SegmentJob, SegmentMade, snapshots};
+use lowkey_wal::{SegmentJob, SegmentMade};
 
 use crate::inbox::{Event, Inbox};
+use crate::storage::SnapshotFiles;
 
 /// How often the space on the disk is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -35,21 +36,30 @@ pub(crate) enum Report {
 pub(crate) type Jobs = mpsc::Sender<Job>;
 
 /// Starts the thread. It ends when the last sender of jobs is gone.
-pub(crate) fn start(directory: PathBuf, disk: Arc<dyn Disk>, inbox: Arc<Inbox>) -> std::io::Result<Jobs> {
+pub(crate) fn start(
+    directory: PathBuf,
+    snapshot_files: SnapshotFiles,
+    inbox: Arc<Inbox>,
+) -> std::io::Result<Jobs> {
     let (jobs, receiver) = mpsc::channel();
     std::thread::Builder::new()
         .name("housekeeper".into())
-        .spawn(move || run(&directory, &*disk, &inbox, &receiver))?;
+        .spawn(move || run(&directory, &snapshot_files, &inbox, &receiver))?;
     Ok(jobs)
 }
 
-fn run(directory: &std::path::Path, disk: &dyn Disk, inbox: &Inbox, jobs: &mpsc::Receiver<Job>) {
+fn run(
+    directory: &std::path::Path,
+    snapshot_files: &SnapshotFiles,
+    inbox: &Inbox,
+    jobs: &mpsc::Receiver<Job>,
+) {
     let mut enough_before = true;
     loop {
         match jobs.recv_timeout(LOOK_INTERVAL) {
             Ok(Job::Segment(job)) => inbox.report(Event::Housekeeping(Report::Segment(job.run()))),
             Ok(Job::Snapshot(file)) => {
-                let outcome = match snapshots::save(disk, file.index, &file.payload) {
+                let outcome = match snapshot_files.save(file.index, &file.payload) {
                     Ok(()) => Input::SnapshotSaved { index: file.index },
                     Err(error) => {
                         tracing::warn!(%error, index = file.index, "a snapshot could not be written; the log goes on without it");

@@ -13,8 +13,6 @@ use crate::error::StartError;
 
 /// How long a first join keeps trying.
 const JOIN_WAIT: Duration = Duration::from_secs(30);
-/// How long a founder asks the others whether there is a cluster already.
-const ASK_WAIT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -36,6 +34,7 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
 pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(ClusterId, MemberId), StartError> {
     let deadline = Instant::now() + JOIN_WAIT;
     let request = request(info);
+    let mut told = String::new();
     loop {
         let problem = match ask_any(addresses, &request).await {
             Ok(response) => return membership(&response),
@@ -51,7 +50,10 @@ pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(Clust
             );
             return Err(StartError::Join { problem });
         }
-        tracing::info!(problem, "not joined yet; trying again");
+        if told != problem {
+            tracing::info!(problem, "not joined yet; trying again");
+            told = problem;
+        }
         sleep(RETRY_PAUSE).await;
     }
 }
@@ -98,6 +100,9 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
                 Err(Problem::Final(format!("{address}: {}", error.message)))
             }
             Some(error) => Err(passing(error.message)),
+            None if status.message().is_empty() => {
+                Err(passing(format!("{:?}; is this a gRPC port?", status.code())))
+            }
             None => Err(passing(status.message().to_owned())),
         },
         Err(_) => Err(passing(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),
@@ -109,35 +114,58 @@ fn is_final(reason: Reason) -> bool {
     matches!(reason, Reason::NodeNameTaken | Reason::Invalid(_))
 }
 
-/// True if one of the members says that it has a cluster. Those that do not answer are asked for a
-/// while: a founder beside a living cluster would split it in two.
-pub(crate) async fn any_has_cluster(addresses: &[String]) -> bool {
-    let deadline = Instant::now() + ASK_WAIT;
-    let mut silent: Vec<&String> = addresses.iter().collect();
-    while !silent.is_empty() {
-        let mut still_silent = Vec::new();
-        for address in silent {
-            match timeout(CALL_TIMEOUT, has_cluster(address)).await {
-                Ok(Some(true)) => return true,
-                Ok(Some(false)) => {}
-                Ok(None) | Err(_) => still_silent.push(address),
-            }
-        }
-        silent = still_silent;
-        if Instant::now() >= deadline {
-            return false;
-        }
-        if !silent.is_empty() {
-            sleep(RETRY_PAUSE).await;
-        }
-    }
-    false
+/// What a node said when it was asked whether it has a cluster.
+enum Answer {
+    HasCluster,
+    /// Nothing listens at its address: it has not been started.
+    NobodyThere,
+    /// Somebody may be there, and does not say.
+    Silence,
 }
 
-async fn has_cluster(address: &str) -> Option<bool> {
-    let mut client = client(address).ok()?;
-    let status = client.get_status(GetStatusRequest {}).await.ok()?.into_inner();
-    Some(!status.cluster_id.is_empty())
+/// True if one of the members has a cluster; false if none of them has been started yet. Silence is
+/// neither: a founder beside a living cluster would split it in two.
+pub(crate) async fn any_has_cluster(addresses: &[String]) -> Result<bool, StartError> {
+    let deadline = Instant::now() + JOIN_WAIT;
+    loop {
+        let mut silent = Vec::new();
+        for address in addresses {
+            match has_cluster(address).await {
+                Answer::HasCluster => return Ok(true),
+                Answer::NobodyThere => {}
+                Answer::Silence => silent.push(address.as_str()),
+            }
+        }
+        if silent.is_empty() {
+            return Ok(false);
+        }
+        if Instant::now() >= deadline {
+            let problem = format!(
+                "{} did not say within {} s whether there is a cluster already, so none was founded; give --bootstrap to \
+                 one node only, and leave --join away where it is sure that there is none",
+                silent.join(", "),
+                JOIN_WAIT.as_secs()
+            );
+            return Err(StartError::Join { problem });
+        }
+        sleep(RETRY_PAUSE).await;
+    }
+}
+
+async fn has_cluster(address: &str) -> Answer {
+    match timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect(address)).await {
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            return Answer::NobodyThere;
+        }
+        Ok(Ok(_)) => {}
+        Ok(Err(_)) | Err(_) => return Answer::Silence,
+    }
+    let Ok(mut client) = client(address) else { return Answer::Silence };
+    // Whoever serves belongs to a cluster: a node opens its ports to clients only then.
+    match timeout(CALL_TIMEOUT, client.get_status(GetStatusRequest {})).await {
+        Ok(Ok(_)) => Answer::HasCluster,
+        Ok(Err(_)) | Err(_) => Answer::Silence,
+    }
 }
 
 fn client(address: &str) -> Result<LockServiceClient<Channel>, String> {

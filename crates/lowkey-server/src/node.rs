@@ -7,6 +7,7 @@ use std::time::Duration;
 use lowkey_api::v1::AddPeerRequest;
 use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeInfo};
 use lowkey_replica::{Replica, found};
+use lowkey_wal::WalError;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -22,7 +23,7 @@ use crate::join;
 use crate::operation::parse_address;
 use crate::peers::{self, Forwarders, Hello, Links};
 use crate::service::Service;
-use crate::storage::{DataDirectory, GROUP};
+use crate::storage::{DataDirectory, GROUP, SnapshotFiles};
 use crate::view::View;
 use crate::{housekeeper, random_bytes};
 
@@ -149,14 +150,14 @@ async fn settle_membership(
     if directory.node.membership.is_some() {
         return Ok("came back");
     }
-    let found_first = config.bootstrap && !join::any_has_cluster(&config.join).await;
-    if found_first {
+    if !config.bootstrap && config.join.is_empty() {
+        return Err(StartError::NothingToDo);
+    }
+    directory.keep_identity()?;
+    if config.bootstrap && !join::any_has_cluster(&config.join).await? {
         let cluster = ClusterId(random_bytes()?);
         directory.found(cluster, &found(cluster, info.clone()))?;
         return Ok("founded a new cluster");
-    }
-    if config.join.is_empty() {
-        return Err(StartError::NothingToDo);
     }
     let (cluster, member) = join::join(&config.join, info).await?;
     directory.join(cluster, member)?;
@@ -188,13 +189,14 @@ fn run(
     let view = Arc::new(View::new(replica.status()));
     let forwarders = Forwarders::default();
     let runtime = tokio::runtime::Handle::current();
-    let jobs = housekeeper::start(directory.path.clone(), Arc::clone(&directory.disk), Arc::clone(&inbox))
+    let snapshot_files = SnapshotFiles::new(Arc::clone(&directory.disk));
+    let jobs = housekeeper::start(directory.path.clone(), snapshot_files.clone(), Arc::clone(&inbox))
         .map_err(|source| StartError::Io { doing: "cannot start a thread".into(), source })?;
     let links = Links::new(Arc::clone(&hello), Arc::clone(&inbox), runtime, forwarders.clone());
     let ended = driver::start(Driver {
         replica,
         wal: opened.wal,
-        disk: Arc::clone(&directory.disk),
+        snapshot_files,
         clock: Clock::new(),
         inbox: Arc::clone(&inbox),
         jobs,
@@ -225,7 +227,7 @@ fn run(
         shutdown_timeout: PART_WAIT,
         ..ServeLimits::default()
     };
-    let peer_router = peers::router(Arc::clone(&service));
+    let peer_router = peers::router(Arc::clone(&service), &info.http_address);
     let peer_port = tokio::spawn(serve(ports.raft, peer_router, peer_limits, service.parting.subscribe()));
     let grpc_router = edge::grpc::router(Arc::clone(&service), info.http_address.as_str())
         .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
@@ -296,6 +298,13 @@ impl RunningNode {
         let _ = self.peer_port.await;
         self.service.inbox.report(Event::Stop);
         match timeout(CLOSE_WAIT, self.ended).await {
+            // Everything is synced; only the mark that says so does not fit.
+            Ok(Ok(Err(StartError::Log(WalError::Full)))) => {
+                tracing::warn!(
+                    "the disk is full: the log could not be marked as closed, and the next start will check it"
+                );
+                Ok(())
+            }
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(StartError::Replica("the replica thread is gone".into())),
             Err(_) => Err(StartError::Replica(

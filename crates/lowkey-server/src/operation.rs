@@ -403,12 +403,10 @@ fn refused(refusal: Refusal) -> ApiError {
             "request_id",
             format!("{request} was used before, for something else; every operation needs an id of its own"),
         ),
-        Refusal::NodeNameTaken { name, by } => ApiError::new(
+        Refusal::NodeNameTaken { name, by: _ } => ApiError::new(
             Reason::NodeNameTaken,
-            format!(
-                "a node named {name} is a member already, with identity {by}; choose another --node-id, or remove the \
-                 old node first"
-            ),
+            // The other's identity is not told: it is what tells members from strangers.
+            format!("another node named {name} is a member already; choose another --node-id"),
         ),
     }
 }

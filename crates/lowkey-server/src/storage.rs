@@ -16,11 +16,11 @@
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lowkey_core::{ClusterId, MemberId, NodeIdentity, NodeName};
 use lowkey_replica::{Found, Founding, LogRecord, RecordKind, SnapshotFile};
-use lowkey_wal::{Disk, Kind, Options, RealDisk, Record, Wal, sealed, snapshots};
+use lowkey_wal::{Disk, Kind, Options, RealDisk, Record, SealedError, Wal, sealed, snapshots};
 use prost::Message as _;
 
 use crate::error::StartError;
@@ -62,6 +62,26 @@ pub(crate) struct DataDirectory {
     _lock: File,
 }
 
+/// The snapshot files, written by one thread at a time: the replica thread installs what comes from a
+/// leader, the housekeeper writes what this node took, and each clears away what the other might be
+/// in the middle of.
+#[derive(Clone)]
+pub(crate) struct SnapshotFiles {
+    disk: Arc<dyn Disk>,
+    writing: Arc<Mutex<()>>,
+}
+
+impl SnapshotFiles {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
+        Self { disk, writing: Arc::default() }
+    }
+
+    pub(crate) fn save(&self, index: u64, payload: &[u8]) -> Result<(), SealedError> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshots::save(&*self.disk, index, payload)
+    }
+}
+
 /// What was found in a directory that belongs to a cluster.
 pub(crate) struct Opened {
     pub(crate) wal: Wal,
@@ -90,7 +110,12 @@ impl DataDirectory {
         let disk: Arc<dyn Disk> = Arc::new(disk);
         let node = match sealed::read(&*disk, NODE_FILE, NODE_FILE_KIND)? {
             Some(payload) => NodeFile::decode(&payload)?,
-            None => Self::make_node_file(path, &*disk, wished_name)?,
+            None => Self::new_node(path, &*disk, wished_name)?,
+        };
+        let node = match wished_name {
+            // A name sticks once others know it.
+            Some(wished) if node.membership.is_none() => NodeFile { name: wished.clone(), ..node },
+            _ => node,
         };
         if let Some(wished) = wished_name.filter(|wished| **wished != node.name) {
             tracing::warn!(
@@ -101,7 +126,8 @@ impl DataDirectory {
         Ok(Self { path: path.to_owned(), disk, node, _lock: lock })
     }
 
-    fn make_node_file(
+    /// A node that nobody knows yet, in memory only.
+    fn new_node(
         path: &Path,
         disk: &dyn Disk,
         wished_name: Option<&NodeName>,
@@ -119,9 +145,12 @@ impl DataDirectory {
                     .expect("a short name of hexadecimal digits is a name")
             }
         };
-        let node = NodeFile { name, identity, membership: None };
-        sealed::write(disk, NODE_FILE, NODE_FILE_KIND, &node.encode())?;
-        Ok(node)
+        Ok(NodeFile { name, identity, membership: None })
+    }
+
+    /// Puts the node's identity on disk: it must be there before anyone else hears of it.
+    pub(crate) fn keep_identity(&self) -> Result<(), StartError> {
+        Ok(sealed::write(&*self.disk, NODE_FILE, NODE_FILE_KIND, &self.node.encode())?)
     }
 
     /// Puts a new cluster's first log and snapshot on disk, then says so in the `node` file.
@@ -147,7 +176,7 @@ impl DataDirectory {
         let failed =
             |source| StartError::Io { doing: format!("cannot clear {}", self.path.display()), source };
         for name in self.disk.list().map_err(failed)? {
-            if name != NODE_FILE && name != LOCK_FILE {
+            if lowkey_wal::owns(&name) {
                 self.disk.remove(&name).map_err(failed)?;
             }
         }
@@ -162,10 +191,8 @@ impl DataDirectory {
     }
 
     fn belong(&mut self, cluster: ClusterId, member: MemberId) -> Result<(), StartError> {
-        let node = NodeFile { membership: Some((cluster, member)), ..self.node.clone() };
-        sealed::write(&*self.disk, NODE_FILE, NODE_FILE_KIND, &node.encode())?;
-        self.node = node;
-        Ok(())
+        self.node.membership = Some((cluster, member));
+        self.keep_identity()
     }
 
     /// Finds the newest snapshot and opens the log: in this order, since opening the log puts it in

@@ -120,8 +120,8 @@ impl fmt::Display for WalError {
         match self {
             WalError::Missing => write!(
                 f,
-                "there is no log in the data directory: if this node had one it is lost, and the node must be \
-                 removed from the cluster and join as a new one"
+                "there is no log in the data directory: if this node had one it is lost; start it with an \
+                 empty data directory and --join, so that it comes back as a new one"
             ),
             WalError::Exists { file } => write!(
                 f,
@@ -130,13 +130,13 @@ impl fmt::Display for WalError {
             ),
             WalError::MissingSegment { file } => write!(
                 f,
-                "log segment {file} is missing: records that were synced are gone; bring the file back, or remove \
-                 this node from the cluster and join it as a new one"
+                "log segment {file} is missing: records that were synced are gone; bring the file back, or \
+                 start this node with an empty data directory and --join, so that it comes back as a new one"
             ),
             WalError::Corrupt { file, offset, what } => write!(
                 f,
-                "{file} is damaged at offset {offset}: {what}; this was on disk and may not be skipped: bring back \
-                 an undamaged copy, or remove this node from the cluster and join it as a new one"
+                "{file} is damaged at offset {offset}: {what}; this was on disk and may not be skipped: start \
+                 this node with an empty data directory and --join, so that it comes back as a new one"
             ),
             WalError::Foreign { file, offset, found } => {
                 write!(f, "{file} belongs to another node (identity ")?;

@@ -48,3 +48,26 @@ pub use sealed::SealedError;
 pub use sim_disk::{Counts, Latency, SimDisk};
 pub use spare::{SegmentJob, SegmentMade};
 pub use wal::{Options, Wal};
+
+/// True if a file of this name is the work of this crate: a segment, a snapshot, the clean-stop mark,
+/// or one of them while it was being made. Sealed files of others' choosing do not count.
+pub fn owns(name: &str) -> bool {
+    let whole = name.strip_suffix(sealed::TEMP_SUFFIX).unwrap_or(name);
+    segment::parse_name(whole).is_some() || whole == segment::CLEAN_STOP || snapshots::is_name(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_the_log_and_snapshots_are_ours() {
+        for ours in ["segment-0000000000000001.log", "segment-0000000000000002.log.tmp", "clean-stop"] {
+            assert!(owns(ours), "{ours}");
+        }
+        assert!(owns(&snapshots::file_name(7)));
+        for not_ours in ["thesis.txt", "node", "segment-1.log", "notes.tmp", "snapshot-old.snap"] {
+            assert!(!owns(not_ours), "{not_ours}");
+        }
+    }
+}

@@ -79,8 +79,8 @@ impl fmt::Display for SealedError {
         match self {
             SealedError::Corrupt { file, offset, what } => write!(
                 f,
-                "{file} is damaged at offset {offset}: {what}; bring back an undamaged copy, or remove this node \
-                 from the cluster and join it as a new one"
+                "{file} is damaged at offset {offset}: {what}; start this node with an empty data \
+                 directory and --join, so that it comes back as a new one"
             ),
             SealedError::WrongKind { file, expected, found } => write!(
                 f,

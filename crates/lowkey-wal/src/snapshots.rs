@@ -20,6 +20,10 @@ pub fn file_name(index: u64) -> String {
     format!("{PREFIX}{index:020}{SUFFIX}")
 }
 
+pub(crate) fn is_name(name: &str) -> bool {
+    parse_name(name).is_some()
+}
+
 /// Writes a snapshot; durable when this returns. Then removes all but the newest two.
 pub fn save(disk: &dyn Disk, index: u64, payload: &[u8]) -> Result<(), SealedError> {
     remove_temps(disk)?;

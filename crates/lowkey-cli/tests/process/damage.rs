@@ -386,7 +386,7 @@ fn files_that_are_missing_cut_or_anothers_are_named() {
             std::fs::remove_file(directory.join(name)).unwrap();
         }
     };
-    assert_says(&remains.refusal_when(no_log), &["no log", "join as a new one"]);
+    assert_says(&remains.refusal_when(no_log), &["no log", "comes back as a new one"]);
     assert_says(&remains.refusal_when(remove("node")), &["`node` file", "join"]);
     assert_says(&remains.refusal_when(remove(&snapshot)), &["no snapshot"]);
 

@@ -105,5 +105,8 @@ async fn leases_live_and_tokens_rise_while_leader_after_leader_is_killed() {
     let mut outages: Vec<u128> = kills.iter().map(|kill| longest_gap(&grants, *kill).as_millis()).collect();
     outages.sort_unstable();
     let (median, worst) = (outages[outages.len() / 2], outages[outages.len() - 1]);
-    println!("{} grants, {rounds} kills; outages in ms: {outages:?}, median {median}, worst {worst}", grants.len());
+    println!(
+        "{} grants, {rounds} kills; outages in ms: {outages:?}, median {median}, worst {worst}",
+        grants.len()
+    );
 }

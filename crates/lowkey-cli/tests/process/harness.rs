@@ -148,6 +148,20 @@ impl Node {
         kill_process(pid, signal).unwrap();
     }
 
+    /// Stops the process, and waits until all its threads stand still: a signal is not heard at once.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.as_ref().expect("the node runs").id());
+        eventually(&format!("{} stands still", self.name), || {
+            let mut tasks = std::fs::read_dir(&tasks).unwrap();
+            let stands_still = tasks.all(|task| {
+                let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+            });
+            stands_still.then_some(())
+        });
+    }
+
     /// Ends the process as a power cut would, as far as a process can tell.
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::KILL);

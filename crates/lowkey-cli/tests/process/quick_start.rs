@@ -58,3 +58,26 @@ fn a_restart_with_the_same_flags_goes_on_where_it_stopped() {
     let next = node.ok("POST", "/v1/lock/acquire", r#"{"lock_name":"b","owner_id":"o","ttl_seconds":600}"#);
     assert_eq!((&next["fencingToken"], &next["leaseId"]), (&Value::from("2"), &Value::from("2")));
 }
+
+#[test]
+fn founding_leaves_files_of_others_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    std::fs::create_dir(&node.data_dir).unwrap();
+    let thesis = node.data_dir.join("thesis.txt");
+    std::fs::write(&thesis, "precious").unwrap();
+    node.start_ready();
+    assert_eq!(std::fs::read_to_string(thesis).unwrap(), "precious");
+}
+
+#[test]
+fn a_start_with_nothing_to_do_leaves_no_trace_of_a_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut idle = Node::new(folder.path(), "n1", &[]);
+    idle.name = "too-early".to_owned();
+    idle.start();
+    assert_eq!(idle.wait_exit().code(), Some(64));
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    assert_eq!(node.status().unwrap()["nodeId"], "n1");
+}

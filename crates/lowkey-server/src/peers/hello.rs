@@ -75,21 +75,27 @@ impl Hello {
             let cause = format!("this is member {}, not {to}: another node is at this address now", self.own);
             return Err(GrpcStatus::failed_precondition(cause));
         }
-        let identity = field(IDENTITY)?;
+        let (identity, raft_address) = (field(IDENTITY)?, field(ADDRESS)?.to_owned());
         match status.members.iter().find(|known| known.member == member) {
             Some(known) if known.node.identity.to_string() != identity => {
                 let cause = format!("member {member} has another identity in this cluster");
                 return Err(GrpcStatus::permission_denied(cause));
             }
             Some(_) => {}
-            // Numbers are given in order: a lower one that is not known has been a member, and a
-            // higher one may be newer than what this node has applied.
+            // Numbers are given in order: a lower one that is not known has been a member.
             None if status.members.iter().any(|known| known.member > member) => {
                 let cause = format!("member {member} is no longer a member of this cluster");
                 return Err(GrpcStatus::permission_denied(cause));
             }
+            // A higher one may be newer than what this node has applied. It is heard only where that
+            // matters: by a node that knows nobody yet, or in an election. While there is a leader,
+            // a newcomer has nothing to say to a node that has not heard of it.
+            None if !status.members.is_empty() && status.leader.is_some() => {
+                let cause = format!("member {member} is not known here yet");
+                return Err(GrpcStatus::permission_denied(cause));
+            }
             None => {}
         }
-        Ok(Caller { member, raft_address: field(ADDRESS)?.to_owned() })
+        Ok(Caller { member, raft_address })
     }
 }

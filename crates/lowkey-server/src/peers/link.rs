@@ -140,13 +140,20 @@ impl Complaints {
     pub(super) fn about(&mut self, to: MemberId, what: &str, status: Option<tonic::Status>) {
         let Some(status) = status else { return };
         let cause = root_cause(&status);
+        if self.is_new(&cause) {
+            tracing::warn!(member = to.0, cause, "cannot reach a member ({what}); trying again");
+        }
+    }
+
+    /// True if this was not said a moment ago.
+    pub(super) fn is_new(&mut self, cause: &str) -> bool {
         let now = Instant::now();
         let known =
-            self.last.as_ref().is_some_and(|(last, at)| *last == cause && now - *at < COMPLAINT_INTERVAL);
+            self.last.as_ref().is_some_and(|(last, at)| last == cause && now - *at < COMPLAINT_INTERVAL);
         if !known {
-            tracing::warn!(member = to.0, cause, "cannot reach a member ({what}); trying again");
-            self.last = Some((cause, now));
+            self.last = Some((cause.to_owned(), now));
         }
+        !known
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a node takes in from its peers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use lowkey_replica::wire;
@@ -11,7 +11,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::hello::Caller;
-use super::link::FRAME_BYTES_MAX;
+use super::link::{Complaints, FRAME_BYTES_MAX};
 use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotTaken};
 use crate::inbox::Event;
@@ -23,23 +23,30 @@ const SNAPSHOT_BYTES_MAX: usize = 4 * 1024 * 1024 * 1024;
 /// Replies that may wait for a slow peer.
 const REPLIES_MAX: usize = 1024;
 
-/// The peers' port.
-pub(crate) fn router(service: Arc<Service>) -> Router {
-    let server = PeerServer::new(Peers { service })
+/// The peers' port. `http_address` is told to those who come here with HTTP.
+pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
+    let server = PeerServer::new(Peers { service, complaints: Mutex::default() })
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(FRAME_BYTES_MAX);
-    tonic::service::Routes::new(server).into_axum_router()
+    let http_address: Arc<str> = http_address.into();
+    tonic::service::Routes::new(server)
+        .into_axum_router()
+        .layer(axum::middleware::from_fn_with_state(http_address, crate::edge::grpc::grpc_only))
 }
 
 struct Peers {
     service: Arc<Service>,
+    complaints: Mutex<Complaints>,
 }
 
 impl Peers {
     fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
         let caller =
             self.service.hello.check(metadata, &self.service.view.status()).inspect_err(|status| {
-                tracing::warn!(cause = status.message(), "refused a peer");
+                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                if complaints.is_new(status.message()) {
+                    tracing::warn!(cause = status.message(), "refused a peer");
+                }
             })?;
         let Caller { member, raft_address } = caller.clone();
         self.service.inbox.report(Event::PeerSeen { member, raft_address });

@@ -17,8 +17,10 @@ use tonic::Status;
 
 use crate::edge::{Node, stopped};
 
-/// Renewals of one stream that may be under way at a time.
-const IN_FLIGHT_MAX: usize = 256;
+/// Renewals of one stream that may be under way at a time. Large on purpose: while there is no leader
+/// renewals wait, and a connection with some two thousand unread messages is cut off by the HTTP/2
+/// layer, just when the client needs it.
+const IN_FLIGHT_MAX: usize = 16_384;
 
 /// How long a renewal that is under way may still take once the node stops.
 const STOPPING_GRACE: Duration = Duration::from_secs(1);

@@ -58,8 +58,13 @@ pub fn router<N: Node>(
         .layer(middleware::from_fn_with_state(node, envelope::<N>)))
 }
 
-/// Answers whoever does not speak gRPC before any service sees the request.
-async fn grpc_only(State(http_address): State<Arc<str>>, request: Request, next: Next) -> HttpResponse {
+/// Answers whoever does not speak gRPC before any service sees the request; it is told where HTTP/JSON
+/// is served.
+pub(crate) async fn grpc_only(
+    State(http_address): State<Arc<str>>,
+    request: Request,
+    next: Next,
+) -> HttpResponse {
     if request.version() == Version::HTTP_2 && Dialect::of(request.headers()) == Dialect::Grpc {
         return next.run(request).await;
     }
