@@ -10,6 +10,7 @@
 mod command;
 mod encoding;
 pub mod limits;
+pub mod mutants;
 mod name;
 mod recent;
 mod snapshot;

@@ -13,6 +13,7 @@ use prost::Message as _;
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{DecodeError, NodeInfoProto};
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
+use crate::mutants;
 use crate::name::{
     ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Token, Ttl,
 };
@@ -195,6 +196,7 @@ impl State {
             lease_requests: self
                 .lease_requests
                 .iter()
+                .filter(|_| !mutants::is_active("snapshot without requests that made leases"))
                 .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered))
                 .collect(),
         }
@@ -222,6 +224,9 @@ impl State {
         let tokens: BTreeSet<Token> = state.locks.values().map(|grant| grant.token).collect();
         if tokens.len() != state.locks.len() {
             return malformed("two grants have the same token");
+        }
+        if mutants::is_active("snapshot without the counter") {
+            state.last_token = tokens.last().copied().unwrap_or(Token(0));
         }
         proto.members.into_iter().try_for_each(|member| state.restore_member(member))?;
         let identities: BTreeSet<NodeIdentity> = state.members.values().map(|node| node.identity).collect();
@@ -330,6 +335,7 @@ fn lease_proto(id: LeaseId, lease: &Lease) -> LeaseProto {
         requests: lease
             .requests
             .iter()
+            .filter(|_| !mutants::is_active("snapshot without the requests of leases"))
             .map(|(request, remembered)| request_proto(None, request, remembered))
             .collect(),
     }

@@ -13,6 +13,7 @@ use crate::command::{
     AcquireWith, Applied, Cause, Command, Event, GrantRef, Holder, NodeInfo, Refusal, Reply, Requester,
 };
 use crate::limits::{LEASE_REQUESTS_KEPT, LOCKS_PER_LEASE_MAX, REQUESTS_PER_LEASE_KEPT};
+use crate::mutants;
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Token, Ttl};
 use crate::recent::{Recent, Remembered};
 
@@ -165,6 +166,12 @@ impl State {
                 }
                 None
             }
+            AcquireWith::Lease(lease_id)
+                if !self.leases.contains_key(&lease_id)
+                    && mutants::is_active("grant without a lease check") =>
+            {
+                None
+            }
             AcquireWith::Lease(lease_id) => {
                 let lease = self.owned_lease(lease_id, owner)?;
                 if let Some(reply) = known(&lease.requests, request, request, command)? {
@@ -177,6 +184,7 @@ impl State {
             // The same lease asks again: the same grant. It is carried out all the same, because the
             // request must be remembered: a late copy of it may arrive when the lock is free.
             Some(grant) if Some(grant.lease) == lease_id => Ok(None),
+            Some(_) if mutants::is_active("a held lock is granted again") => Ok(None),
             Some(grant) => Err(Refusal::LockHeld { lock: lock.clone(), holder: self.holder_of(grant) }),
             None => match lease_id {
                 Some(lease_id) if self.leases[&lease_id].held.len() >= LOCKS_PER_LEASE_MAX => {
@@ -220,7 +228,7 @@ impl State {
             return Ok(Some(reply));
         }
         match token {
-            Some(given) if given != grant.token => {
+            Some(given) if given != grant.token && !mutants::is_active("release without token check") => {
                 Err(Refusal::StaleToken { lock: lock.clone(), given, current: grant.token })
             }
             _ => Ok(None),
@@ -267,7 +275,7 @@ impl State {
             Command::Expire { leases, decided_term } => {
                 // R4: a decision counts only in the term in which it was made. A later leader may
                 // have re-armed the lease (R3) and acknowledged renewals since.
-                if *decided_term != term {
+                if *decided_term != term && !mutants::is_active("expiry without the term check") {
                     return Reply::Expired { count: 0 };
                 }
                 let mut count = 0;
@@ -300,7 +308,10 @@ impl State {
         request: &RequestId,
         events: &mut Vec<Event>,
     ) -> Reply {
-        self.last_token = Token(self.last_token.0 + 1);
+        self.last_token = match mutants::is_active("token from memory instead of state") {
+            false => Token(self.last_token.0 + 1),
+            true => Token(mutants::count_in_memory()),
+        };
         let token = self.last_token;
         let lease = self.leases.get_mut(&lease_id).expect("a grant hangs on a lease that exists");
         lease.held.insert(lock.clone());
@@ -384,6 +395,9 @@ impl State {
     }
 
     fn remember(&mut self, lease: LeaseId, request: &RequestId, command: &Command, reply: &Reply) {
+        if mutants::is_active("requests of a lease are not remembered") {
+            return;
+        }
         let lease = self.leases.get_mut(&lease).expect("a request is remembered by a lease that exists");
         let remembered = Remembered { fingerprint: command.fingerprint(), reply: reply.clone() };
         lease.requests.insert(request.clone(), remembered);
@@ -396,6 +410,9 @@ impl State {
         command: &Command,
         reply: &Reply,
     ) {
+        if mutants::is_active("requests that make leases are not remembered") {
+            return;
+        }
         let remembered = Remembered { fingerprint: command.fingerprint(), reply: reply.clone() };
         self.lease_requests.insert((owner.clone(), request.clone()), remembered);
     }

@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::{LeaseId, Ttl};
+use lowkey_core::{LeaseId, Ttl, mutants};
 
 use crate::time::Nanos;
 
@@ -74,12 +74,19 @@ impl LeaseTable {
         assert!(!self.armed, "a table is armed once a term");
         self.armed = true;
         for (lease, ttl) in leases {
+            if mutants::is_active("no re-arm on election") && self.leases.contains_key(&lease) {
+                continue;
+            }
             self.insert(now, lease, ttl);
         }
     }
 
     /// R3: forgets every deadline.
     pub(crate) fn disarm(&mut self) {
+        if mutants::is_active("no re-arm on election") {
+            self.armed = false;
+            return;
+        }
         *self = Self::new(self.grace_nanos);
     }
 
@@ -103,7 +110,12 @@ impl LeaseTable {
     /// R2: moves the deadline of an `Active` lease to its time to live after the renewal's arrival.
     pub(crate) fn renew(&mut self, lease: LeaseId, arrival: Nanos) -> Renewal {
         let Some(timing) = self.leases.get_mut(&lease) else { return Renewal::Gone };
-        let Status::Active { deadline } = &mut timing.status else { return Renewal::Expiring };
+        let Status::Active { deadline } = &mut timing.status else {
+            return match mutants::is_active("an expiring lease is renewed") {
+                false => Renewal::Expiring,
+                true => Renewal::Renewed(timing.ttl),
+            };
+        };
         let before = *deadline;
         *deadline = before.max(arrival.after(timing.ttl.nanos()));
         timing.forgiven_nanos = 0;

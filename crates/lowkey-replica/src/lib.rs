@@ -13,6 +13,7 @@
 mod lease_table;
 mod log_store;
 mod members;
+mod mutants;
 mod output;
 mod proposals;
 mod recovery;

@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LEASES_PER_EXPIRE_MAX};
 use lowkey_core::{
     AcquireWith, Command, GrantRef, LeaseId, LockName, MemberId, Refusal, Reply, Requester, State, Ttl,
+    mutants,
 };
 use raft::eraftpb;
 use raft::{RawNode, Ready, StateRole};
@@ -159,6 +160,9 @@ pub struct Replica {
     /// Term and role as of the last step; a change of either is acted on at once.
     standing: (u64, StateRole),
     last_tick: Option<Nanos>,
+    /// The lead is to be handed over, and nobody could take it yet: for a moment after each check of
+    /// the quorum no peer counts as active.
+    hand_over_wanted: bool,
     pub(crate) disk: DiskRoom,
     /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
     feasible: Vec<(CallId, Command)>,
@@ -204,6 +208,7 @@ impl Replica {
             renewals_in_doubt: BTreeMap::new(),
             unproposed_ends: Vec::new(),
             last_tick: None,
+            hand_over_wanted: false,
             disk: DiskRoom::Ample,
             feasible: Vec::new(),
             unapplied: VecDeque::new(),
@@ -251,11 +256,14 @@ impl Replica {
         self.settle(now);
         if self.leases.is_armed() {
             // R8: clients are not punished for the service's own pause.
-            if gap > STALL_NANOS {
+            if gap > STALL_NANOS && !mutants::is_active("a stall is not given back") {
                 self.leases.forgive(gap);
             }
             self.expire_due(now);
             self.reconcile_members();
+            if self.hand_over_wanted {
+                self.hand_over();
+            }
         }
         for proposal in self.proposals.take_overdue(now) {
             self.output.reply(proposal.call, Err(Failure::OutcomeUnknown));
@@ -299,7 +307,13 @@ impl Replica {
         }
         match request {
             // R2: the arrival is this input's own reading of the clock.
-            Request::Renew { lease } => self.rounds.join(call, Wish::Renew { lease, arrival: now }),
+            Request::Renew { lease } => {
+                let arrival = match self.last_tick {
+                    Some(last_tick) if mutants::is_active("arrival taken from the tick") => last_tick,
+                    _ => now,
+                };
+                self.rounds.join(call, Wish::Renew { lease, arrival });
+            }
             Request::GetLock { lock } => self.rounds.join(call, Wish::GetLock { lock }),
             Request::Command(command) => match self.state.check(&command) {
                 Ok(None) => self.propose(call, &command),
@@ -316,11 +330,17 @@ impl Replica {
             return self.output.reply(call, Err(failure));
         }
         if self.node.propose(Vec::new(), command.encode()).is_err() {
+            if mutants::is_active("a refused proposal is answered as done") {
+                return self.answer_unapplied(call, command);
+            }
             let failure = match self.node.raft.lead_transferee {
                 Some(_) => Failure::NotLeader { leader: None },
                 None => Failure::Busy,
             };
             return self.output.reply(call, Err(failure));
+        }
+        if mutants::is_active("reply before commit") {
+            self.answer_unapplied(call, command);
         }
         let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
         if let Some(overwritten) = self.proposals.insert(index, term, call, lease) {
@@ -377,9 +397,11 @@ impl Replica {
     }
 
     fn hand_over(&mut self) {
-        if self.node.raft.state == StateRole::Leader
+        self.hand_over_wanted = self.node.raft.state == StateRole::Leader;
+        if self.hand_over_wanted
             && let Some(successor) = self.best_successor()
         {
+            self.hand_over_wanted = false;
             self.node.transfer_leader(successor.0);
         }
     }
@@ -401,11 +423,21 @@ impl Replica {
     fn standing_changed(&mut self, now: Nanos) {
         // R3: deadlines of an earlier lead are forgotten, whoever leads now.
         self.leases.disarm();
-        self.unproposed_ends.clear();
+        if mutants::is_active("re-arm before the no-op") {
+            self.arm_if_leading(now, self.node.raft.term);
+        }
+        if !mutants::is_active("ends of an earlier lead are proposed") {
+            self.unproposed_ends.clear();
+        }
+        self.hand_over_wanted = false;
         let leader = self.leader();
         let in_doubt = std::mem::take(&mut self.renewals_in_doubt).into_values().flatten();
+        let in_rounds = match mutants::is_active("rounds survive a change of lead") {
+            false => self.rounds.fail_all(),
+            true => Vec::new(),
+        };
         // Nothing was done for any of these: they may ask the new leader.
-        for call in self.rounds.fail_all().into_iter().chain(in_doubt) {
+        for call in in_rounds.into_iter().chain(in_doubt) {
             self.output.reply(call, Err(Failure::NotLeader { leader }));
         }
         // These may yet be committed by whoever leads now.
@@ -448,7 +480,9 @@ impl Replica {
         if self.node.has_ready() {
             let mut ready = self.node.ready();
             let messages = ready.take_messages();
-            if self.node.raft.term == self.durable_term {
+            if self.node.raft.term == self.durable_term
+                || mutants::is_active("a lone voter speaks before its vote is on disk")
+            {
                 self.output.messages.extend(messages);
             } else {
                 self.held_messages = messages;
@@ -468,7 +502,10 @@ impl Replica {
         self.compact(&mut persist);
         // What is left unapplied waits for the commit index to reach the disk.
         if must_save_hard_state || !self.unapplied.is_empty() || !persist.is_empty() {
-            let hard_state = self.node.raft.hard_state();
+            let mut hard_state = self.node.raft.hard_state();
+            if mutants::is_active("vote not persisted") {
+                hard_state.vote = raft::INVALID_ID;
+            }
             self.saving = Some((hard_state.term, hard_state.commit));
             persist.records.push(LogRecord::hard_state(&hard_state));
         }
@@ -511,7 +548,9 @@ impl Replica {
                 }
                 eraftpb::EntryType::EntryNormal => Some(self.apply_command(now, &entry)?),
                 eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
-                    if index > self.durable_commit {
+                    if index > self.durable_commit
+                        && !mutants::is_active("members change before the commit is durable")
+                    {
                         self.unapplied.push_front(entry);
                         return Ok(());
                     }
@@ -522,7 +561,10 @@ impl Replica {
             };
             if let Some(proposal) = self.proposals.take(index) {
                 let answer = match reply {
-                    Some(reply) if proposal.term == term => {
+                    Some(reply)
+                        if proposal.term == term
+                            || mutants::is_active("another entry's outcome is answered") =>
+                    {
                         reply.map_err(Failure::Refused).map(Response::Applied)
                     }
                     // Another entry stands where the proposal was: it never happened.
@@ -536,8 +578,13 @@ impl Replica {
     }
 
     fn apply_command(&mut self, now: Nanos, entry: &eraftpb::Entry) -> Result<Result<Reply, Refusal>, Fatal> {
-        let command = Command::decode(&entry.data)
+        let mut command = Command::decode(&entry.data)
             .map_err(|error| Fatal { index: entry.index, problem: error.to_string() })?;
+        if let Command::Acquire { since_unix_ms, .. } = &mut command
+            && mutants::is_active("a clock in apply")
+        {
+            *since_unix_ms = now.0;
+        }
         let applied = self.state.apply(entry.index, entry.term, &command);
         for event in &applied.events {
             match event {

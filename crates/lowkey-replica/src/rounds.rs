@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use lowkey_core::{Command, LeaseId, LockName};
+use lowkey_core::{Command, LeaseId, LockName, mutants};
 
 use crate::replica::CallId;
 use crate::time::Nanos;
@@ -49,7 +49,15 @@ pub(crate) struct Rounds {
 impl Rounds {
     /// Takes part in the next round to begin.
     pub(crate) fn join(&mut self, call: CallId, wish: Wish) {
-        self.gathering.push(Waiter { call, wish });
+        if crate::mutants::needs_no_round(&wish) {
+            return self.confirmed.push_back((0, vec![Waiter { call, wish }]));
+        }
+        match &mut self.running {
+            Some((_, waiters)) if mutants::is_active("a round is joined late") => {
+                waiters.push(Waiter { call, wish })
+            }
+            _ => self.gathering.push(Waiter { call, wish }),
+        }
     }
 
     /// True if someone waits for a round that could begin now.
@@ -62,7 +70,9 @@ impl Rounds {
         if !self.is_due() {
             return None;
         }
-        self.sequence += 1;
+        if !mutants::is_active("reused ReadIndex context") {
+            self.sequence += 1;
+        }
         let context: Vec<u8> = [member, term, self.sequence].into_iter().flat_map(u64::to_be_bytes).collect();
         self.running = Some((context.clone(), std::mem::take(&mut self.gathering)));
         Some(context)

@@ -7,7 +7,7 @@
 //!
 //! A snapshot from the leader is checked before `raft` sees it and replaces the log at once.
 
-use lowkey_core::{MemberId, State};
+use lowkey_core::{MemberId, State, mutants};
 use raft::eraftpb;
 use raft::{SnapshotStatus, Storage as _};
 
@@ -62,6 +62,9 @@ impl Replica {
             return;
         }
         snapshots.being_written = Some(applied);
+        if mutants::is_active("log cut before its snapshot is on disk") {
+            snapshots.compaction_due = Some(applied);
+        }
         snapshots.logged_bytes = 0;
         let payload = wire::encode_snapshot(self.current_parts());
         self.output.snapshot = Some(SnapshotFile { index: applied, payload });
