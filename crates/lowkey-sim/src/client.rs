@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use lowkey_api::validity::Validity;
 use lowkey_core::{
     AcquireWith, Command, GrantRef, LeaseId, LockName, OwnerId, Refusal, Reply, RequestId, Token, Ttl,
+    mutants,
 };
 use lowkey_replica::{Failure, Request, Response};
 
@@ -20,6 +21,8 @@ use crate::random::Random;
 const ANSWER_WAIT_NANOS: u64 = 600 * MILLISECOND;
 /// How often it asks before it gives up on a read or a renewal.
 const ATTEMPTS_MAX: u32 = 20;
+/// A time that no world reaches.
+const NEVER: u64 = u64::MAX / 4;
 
 pub(crate) struct Client {
     pub(crate) number: usize,
@@ -28,12 +31,22 @@ pub(crate) struct Client {
     pub(crate) owner: OwnerId,
     pub(crate) clock: Clock,
     pub(crate) paused_until: u64,
+    /// Until then its requests are lost, and the answers to earlier ones are slow.
+    pub(crate) muted_until: u64,
     pub(crate) rude: bool,
+    /// It does not give a lease up when its count ran out, but believes again if it is renewed.
+    pub(crate) patient: bool,
+    /// It renews when the time to live is just about to end, or has just ended.
+    pub(crate) lazy: bool,
+    /// Its count ran out, and it has not been told yet what became of the lease.
+    pub(crate) lapsed: bool,
     pub(crate) lease: Option<LeaseHeld>,
     pub(crate) hold: Option<Hold>,
     pub(crate) operation: Option<Operation>,
     /// Renewals under way: which send an answer answers.
     renewals: BTreeMap<u64, u64>,
+    /// What it gave back last: a careless client gives it back once more.
+    last_release: Option<(LeaseId, LockName, Token)>,
     next_renewal: u64,
     /// In the client's own time.
     next_idea: u64,
@@ -41,6 +54,9 @@ pub(crate) struct Client {
     node: usize,
     pub(crate) wakes_at: Option<u64>,
     pub(crate) done_in_quiet: u64,
+    /// A script says what it does: it has no ideas, renewals or retries of its own. It counts its
+    /// validity and takes in answers as any other.
+    scripted: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +91,8 @@ pub(crate) struct Send {
     pub(crate) node: usize,
     pub(crate) operation: u64,
     pub(crate) request: Request,
+    /// It was sent before, and is still not answered.
+    pub(crate) again: bool,
 }
 
 /// What came of an answer, for the checks.
@@ -83,11 +101,22 @@ pub(crate) enum Outcome {
     /// Nothing to judge.
     Nothing,
     /// The operation ended with this answer.
-    Ended { operation: Operation, answer: Result<Response, Failure> },
+    Ended { operation: Box<Operation>, answer: Result<Response, Failure> },
     /// A renewal was acknowledged.
     Renewed { lease: LeaseId },
     /// A renewal was refused: there is no such lease.
     LeaseLost { lease: LeaseId, believed: bool },
+}
+
+impl Operation {
+    /// It goes on its way once more; what it is worth still counts from the first time.
+    pub(crate) fn ask_again(&mut self, now: u64) {
+        self.attempts += 1;
+        self.ask_again_at = now + ANSWER_WAIT_NANOS;
+        if mutants::is_active("validity counted from the retry") {
+            self.first_sent = now;
+        }
+    }
 }
 
 impl Client {
@@ -97,7 +126,12 @@ impl Client {
             life,
             owner: OwnerId::parse(&format!("c{number}-{life}")).expect("a short name is an owner"),
             paused_until: 0,
+            muted_until: 0,
             rude: random.one_in(6),
+            patient: random.one_in(2),
+            lazy: random.one_in(6),
+            lapsed: false,
+            last_release: None,
             lease: None,
             hold: None,
             operation: None,
@@ -109,7 +143,47 @@ impl Client {
             clock,
             wakes_at: None,
             done_in_quiet: 0,
+            scripted: false,
         }
+    }
+
+    /// From now on it does what a script says.
+    pub(crate) fn follow_script(&mut self) {
+        self.scripted = true;
+        self.rude = false;
+        self.patient = false;
+        self.lazy = false;
+    }
+
+    /// Begins what a script says: an operation whose belief counts from now. What was under way
+    /// before is given up.
+    pub(crate) fn begin(&mut self, request: Request, true_nanos: u64) -> u64 {
+        self.last_operation += 1;
+        match &request {
+            Request::Renew { .. } => {
+                self.renewals.insert(self.last_operation, self.clock.read(true_nanos));
+                return self.last_operation;
+            }
+            // R9: belief ends before these are sent.
+            Request::Command(Command::Release { .. }) => self.hold = None,
+            Request::Command(Command::RevokeLease { .. }) => self.forget_lease(),
+            _ => {}
+        }
+        self.operation = Some(Operation {
+            id: self.last_operation,
+            request,
+            first_sent: self.clock.read(true_nanos),
+            invoked_at: true_nanos,
+            ask_again_at: NEVER,
+            attempts: 1,
+        });
+        self.last_operation
+    }
+
+    /// A request id that it has not used yet.
+    pub(crate) fn next_request_id(&self) -> RequestId {
+        let id = self.last_operation + 1;
+        RequestId::parse(&format!("{}-{id}", self.owner)).expect("a short id is an id")
     }
 
     /// True if it may act as holder at this true time.
@@ -130,27 +204,41 @@ impl Client {
         let mut sends = Vec::new();
         // What is no longer valid is lost, whatever the servers would say.
         if self.lease.is_some_and(|lease| !lease.validity.holds_at(now)) {
-            self.forget_lease();
+            match self.patient && !self.rude {
+                true => self.lapsed = true,
+                false => self.forget_lease(),
+            }
+        }
+        if self.scripted {
+            return sends;
         }
         if let Some(lease) = self.lease
             && now >= self.next_renewal
         {
             // A rude client does not care for every second of its leases.
             self.next_renewal = now + lease.ttl.nanos() / 3;
+            if self.lazy {
+                let early = 20 * MILLISECOND;
+                self.next_renewal = now + lease.ttl.nanos() - early + random.between(0, 80) * MILLISECOND;
+            } else if self.lapsed {
+                // It must know, and whom it asked before may be down.
+                self.next_renewal = now + 100 * MILLISECOND;
+                self.node += random.between(1, 3) as usize;
+            }
             if !(self.rude && lease.id.0.is_multiple_of(2)) {
                 self.last_operation += 1;
                 self.renewals.insert(self.last_operation, now);
                 let request = Request::Renew { lease: lease.id };
-                sends.push(Send { node: self.node, operation: self.last_operation, request });
+                sends.push(Send { node: self.node, operation: self.last_operation, request, again: false });
             }
         }
         if let Some(operation) = &mut self.operation
             && now >= operation.ask_again_at
         {
-            operation.attempts += 1;
-            operation.ask_again_at = now + ANSWER_WAIT_NANOS;
+            operation.ask_again(now);
             self.node += 1;
-            sends.push(Send { node: self.node, operation: operation.id, request: operation.request.clone() });
+            let request = operation.request.clone();
+            sends.push(Send { node: self.node, operation: operation.id, request, again: true });
             let is_read = matches!(operation.request, Request::GetLock { .. });
             if is_read && operation.attempts > ATTEMPTS_MAX {
                 self.operation = None;
@@ -171,13 +259,29 @@ impl Client {
         let lock = lock_name(random.next() as usize % plan.locks);
         let ttl = Ttl::parse(*random.pick(&[1, 2, 3, 5])).expect("a usual time to live");
         let request = match (&self.hold, self.lease) {
+            (_, Some(_)) if self.lapsed => return None,
+            // A holder looks at locks, too.
+            (Some(_), Some(_)) if random.one_in(3) => Request::GetLock { lock },
+            (Some(hold), Some(lease))
+                if random.one_in(4)
+                    && let Some((of, lock, token)) = &self.last_release
+                    && *lock == hold.lock
+                    && *of == lease.id =>
+            {
+                let grant = GrantRef::Lease(lease.id);
+                let (lock, token) = (lock.clone(), Some(*token));
+                Request::Command(Command::Release { lock, grant, token, request: request_id })
+            }
             (Some(hold), Some(lease)) => {
                 if now < hold.release_at || self.rude {
                     return None;
                 }
+                self.last_release = Some((lease.id, hold.lock.clone(), hold.token));
                 let (lock, token) = (hold.lock.clone(), Some(hold.token));
                 // R9: belief ends before the release is sent.
-                self.hold = None;
+                if !mutants::is_active("belief ends when the release is answered") {
+                    self.hold = None;
+                }
                 let grant = GrantRef::Lease(lease.id);
                 Request::Command(Command::Release { lock, grant, token, request: request_id })
             }
@@ -217,7 +321,16 @@ impl Client {
             attempts: 1,
         };
         self.operation = Some(operation);
-        Some(Send { node: self.node, operation: id, request })
+        Some(Send { node: self.node, operation: id, request, again: false })
+    }
+
+    /// What it asked for in an operation whose answer it still waits for.
+    pub(crate) fn awaits(&self, id: u64) -> Option<Request> {
+        match (&self.operation, self.lease) {
+            (Some(operation), _) if operation.id == id => Some(operation.request.clone()),
+            (_, Some(lease)) if self.renewals.contains_key(&id) => Some(Request::Renew { lease: lease.id }),
+            _ => None,
+        }
     }
 
     /// Takes in an answer.
@@ -229,7 +342,13 @@ impl Client {
         random: &mut Random,
     ) -> Outcome {
         let now = self.clock.read(true_nanos);
-        if let Some(sent) = self.renewals.remove(&id) {
+        if let Some(mut sent) = self.renewals.remove(&id) {
+            if mutants::is_active("an answer is credited to the latest send") {
+                sent = self.renewals.values().copied().fold(sent, u64::max);
+            }
+            if mutants::is_active("renewal counted from the reply") {
+                sent = now;
+            }
             return self.renewal_answered(sent, &answer, now);
         }
         let Some(operation) = self.operation.take_if(|operation| operation.id == id) else {
@@ -253,11 +372,13 @@ impl Client {
             }
             _ => {}
         }
-        Outcome::Ended { operation, answer }
+        Outcome::Ended { operation: Box::new(operation), answer }
     }
 
     fn succeeded(&mut self, operation: &Operation, reply: &Reply, now: u64, random: &mut Random) {
         match (reply, &operation.request) {
+            // R9: its belief ended before the release was sent.
+            (Reply::Released, _) => self.hold = None,
             (Reply::LeaseCreated { lease, ttl }, _) => self.begin_lease(*lease, *ttl, operation, now),
             (
                 Reply::Granted { token, lease, ttl, .. },
@@ -277,9 +398,14 @@ impl Client {
     }
 
     fn begin_lease(&mut self, id: LeaseId, ttl: Ttl, operation: &Operation, now: u64) {
-        let validity = Validity::made(operation.first_sent, ttl.seconds());
+        let first_sent = match mutants::is_active("validity counted from the reply") {
+            false => operation.first_sent,
+            true => now,
+        };
+        let validity = Validity::made(first_sent, ttl.seconds());
         if validity.holds_at(now) {
             self.lease = Some(LeaseHeld { id, ttl, validity });
+            self.lapsed = false;
             self.next_renewal = now + ttl.nanos() / 3;
             self.renewals.clear();
         }
@@ -289,9 +415,10 @@ impl Client {
         let Some(lease) = &mut self.lease else { return Outcome::Nothing };
         let (id, believed) = (lease.id, lease.validity.holds_at(now));
         match answer {
-            // What has run out does not come back.
-            Ok(Response::Renewed { .. }) if believed => {
+            // What has run out does not come back, unless its client waited for it.
+            Ok(Response::Renewed { .. }) if believed || self.lapsed => {
                 lease.validity.renewed(sent);
+                self.lapsed = !lease.validity.holds_at(now);
                 Outcome::Renewed { lease: id }
             }
             Err(Failure::Refused(Refusal::LeaseNotFound { lease: refused })) if *refused == id => {
@@ -309,6 +436,7 @@ impl Client {
 
     fn forget_lease(&mut self) {
         self.lease = None;
+        self.lapsed = false;
         self.hold = None;
         self.renewals.clear();
     }
@@ -316,19 +444,27 @@ impl Client {
     /// Faults have ended: it goes to work at once, and behaves.
     pub(crate) fn become_quiet(&mut self, true_nanos: u64) {
         self.paused_until = true_nanos;
+        self.muted_until = true_nanos;
         self.rude = false;
+        self.lazy = false;
         self.next_idea = self.next_idea.min(self.clock.read(true_nanos));
         self.wakes_at = None;
     }
 
     /// When it next has something to do, in its own time.
     pub(crate) fn next_wake(&self) -> u64 {
+        if self.scripted {
+            return self.lease.map_or(NEVER, |lease| lease.validity.until_nanos());
+        }
         let mut next = match &self.operation {
             Some(operation) => operation.ask_again_at,
             None => self.next_idea,
         };
         if let Some(lease) = &self.lease {
-            next = next.min(self.next_renewal).min(lease.validity.until_nanos());
+            next = next.min(self.next_renewal);
+            if !self.lapsed {
+                next = next.min(lease.validity.until_nanos());
+            }
         }
         next
     }

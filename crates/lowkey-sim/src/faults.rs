@@ -6,8 +6,9 @@ use lowkey_replica::Input;
 
 use crate::client::Client;
 use crate::invariants::Check;
-use crate::node::StartProblem;
+use crate::node::{Doom, StartProblem};
 use crate::plan::{MILLISECOND, SECOND};
+use crate::words::{cut_words, span_words};
 use crate::world::{Event, World};
 
 /// Something breaks, or is mended.
@@ -19,9 +20,12 @@ pub(crate) enum Fault {
     CrashAll,
     Pause,
     ClientPause,
+    ClientMute,
     ClientCrash,
     Stall,
     Transfer,
+    /// A machine that is doomed meets its end.
+    Strike(usize),
 }
 
 impl World {
@@ -33,6 +37,7 @@ impl World {
             Fault::CrashAll,
             Fault::Pause,
             Fault::ClientPause,
+            Fault::ClientMute,
             Fault::ClientCrash,
             Fault::Stall,
             Fault::Transfer,
@@ -51,7 +56,8 @@ impl World {
             Fault::ClientCrash => self.faults.client_crash_nanos,
             Fault::Stall => self.faults.stall_nanos,
             Fault::Transfer => self.faults.transfer_nanos,
-            Fault::Heal => 0,
+            Fault::ClientMute => self.faults.client_mute_nanos,
+            Fault::Heal | Fault::Strike(_) => 0,
         };
         if mean > 0 {
             let at = self.now + self.random.span(mean);
@@ -75,7 +81,23 @@ impl World {
                 self.client_cut.clear();
                 self.trace.tell(self.now, || "the network is whole again".to_owned());
             }
-            Fault::Crash => return self.crash(node),
+            Fault::Crash => {
+                let doomed = &mut self.nodes[node];
+                let term = doomed.process.as_ref().map_or(0, |process| process.replica.standing().0);
+                match self.random.between(0, 3) {
+                    0 => return self.crash(node),
+                    1 => doomed.doom = Some(Doom::Write),
+                    _ => doomed.doom = Some(Doom::Term(term)),
+                }
+            }
+            Fault::Strike(node) => {
+                self.fault_count -= 1;
+                self.crash(node)?;
+                // An election goes on without it: it may be back before that is over.
+                if self.nodes[node].process.is_none() && !self.nodes[node].refused && self.random.one_in(2) {
+                    return self.start_node(node);
+                }
+            }
             Fault::CrashAll => {
                 for node in 0..self.nodes.len() {
                     self.crash(node)?;
@@ -84,22 +106,31 @@ impl World {
             Fault::Pause => {
                 let span = self.pause_span();
                 self.nodes[node].paused_until = self.now + span;
-                self.trace
-                    .tell(self.now, || format!("n{} is paused for {} ms", node + 1, span / MILLISECOND));
+                self.trace.tell(self.now, || format!("n{} is paused for {}", node + 1, span_words(span)));
             }
             Fault::ClientPause => {
                 let span = self.pause_span();
                 self.clients[client].paused_until = self.now + span;
                 let owner = self.clients[client].owner.clone();
-                self.trace.tell(self.now, || format!("{owner} is paused for {} ms", span / MILLISECOND));
+                self.trace.tell(self.now, || format!("{owner} is paused for {}", span_words(span)));
+            }
+            Fault::ClientMute => {
+                let span = self.random.between(500, 8_000) * MILLISECOND;
+                for client in 0..self.clients.len() {
+                    if self.random.one_in(2) {
+                        self.clients[client].muted_until = self.now + span;
+                    }
+                }
+                self.trace.tell(self.now, || {
+                    format!("what half of the clients send is lost for {} ms", span / MILLISECOND)
+                });
             }
             Fault::ClientCrash => self.crash_client(client),
             Fault::Stall => {
                 let span = self.random.between(10, 1_500) * MILLISECOND;
                 self.nodes[node].stalled_until = self.now + span;
-                self.trace.tell(self.now, || {
-                    format!("the disk of n{} stalls for {} ms", node + 1, span / MILLISECOND)
-                });
+                self.trace
+                    .tell(self.now, || format!("the disk of n{} stalls for {}", node + 1, span_words(span)));
             }
             Fault::Transfer => {
                 self.trace.tell(self.now, || "the lead is asked to move".to_owned());
@@ -121,7 +152,10 @@ impl World {
         let count = self.nodes.len();
         self.cut.clear();
         self.client_cut.clear();
-        let one = self.random.next() as usize % count;
+        let mut one = self.random.next() as usize % count;
+        if self.random.one_in(2) {
+            one = self.leader().unwrap_or(one);
+        }
         let shape = *self.random.pick(&[
             "symmetric",
             "one-way out",
@@ -130,6 +164,8 @@ impl World {
             "star",
             "partial",
             "clients",
+            "zombie",
+            "scattered",
         ]);
         let pairs =
             (0..count).flat_map(|from| (0..count).map(move |to| (from, to))).filter(|(from, to)| from != to);
@@ -146,6 +182,12 @@ impl World {
                 let other = (one + 1) % count;
                 pairs.filter(|pair| *pair == (one, other) || *pair == (other, one)).collect()
             }
+            // Alone, and asleep while the others elect a leader: it wakes up and believes to lead.
+            "zombie" => {
+                self.nodes[one].paused_until = self.now + self.random.between(200, 1_500) * MILLISECOND;
+                pairs.filter(|(from, to)| *from == one || *to == one).collect()
+            }
+            "scattered" => pairs.filter(|_| self.random.one_in(2)).collect(),
             _ => BTreeSet::new(),
         };
         if shape == "clients" || self.random.one_in(3) {
@@ -156,10 +198,52 @@ impl World {
         }
         let span = self.random.between(100, 8_000) * MILLISECOND;
         self.trace.tell(self.now, || {
-            format!("partition ({shape}, around n{}) for {} ms", one + 1, span / MILLISECOND)
+            format!("the network breaks for {}: {}", span_words(span), cut_words(&self.cut))
         });
         let at = self.now + span;
         self.schedule(at, Event::Fault(Fault::Heal));
+    }
+
+    fn leader(&self) -> Option<usize> {
+        self.nodes
+            .iter()
+            .position(|node| node.process.as_ref().is_some_and(|process| process.replica.standing().2))
+    }
+
+    /// A machine writes: if it is doomed, it crashes before the disk is done, or soon after.
+    pub(crate) fn strike_if_doomed(&mut self, node: usize, sync_nanos: u64) {
+        let term = self.nodes[node].process.as_ref().map_or(0, |process| process.replica.standing().0);
+        let strikes = match self.nodes[node].doom {
+            None => false,
+            Some(Doom::Write) => true,
+            Some(Doom::Term(last)) => term > last,
+        };
+        if strikes {
+            self.nodes[node].doom = None;
+            let longest = *self.random.pick(&[sync_nanos, 2 * sync_nanos, 50 * MILLISECOND]);
+            let at = self.now + self.random.between(0, longest);
+            self.schedule(at, Event::Fault(Fault::Strike(node)));
+        }
+    }
+
+    /// The founder crashes while another node joins, at any moment or in the middle of a write.
+    pub(crate) fn disturb_founder(&mut self, joins: u64) -> Check {
+        for _ in 0..self.random.between(1, 4) {
+            // The new one hears little at first, so that the founder is without it for a while.
+            let span = self.random.between(1, 500) * MILLISECOND;
+            self.nodes[joins as usize - 1].paused_until = self.now + span;
+            self.ask_to_join(joins);
+            let until = self.now + self.random.between(1, 300) * MILLISECOND;
+            self.run_until(until)?;
+            self.crash(0)?;
+            if self.nodes[0].process.is_none() && !self.nodes[0].refused {
+                self.start_node(0)?;
+                self.nodes[0].doom = Some(Doom::Write);
+            }
+            let until = self.now + self.random.between(1, 300) * MILLISECOND;
+            self.run_until(until)?;
+        }
+        Ok(())
     }
 
     fn crash(&mut self, node: usize) -> Check {
@@ -172,7 +256,7 @@ impl World {
         let span = if self.random.one_in(3) { 0 } else { self.random.between(0, 5 * SECOND) };
         self.trace.tell(self.now, || {
             let how = if power_is_lost { "loses power" } else { "is killed" };
-            format!("n{} {how}, and is back in {} ms", node + 1, span / MILLISECOND)
+            format!("n{} {how}, and is back in {}", node + 1, span_words(span))
         });
         let may_be_damaged = self.faults.damage && self.nodes.iter().all(|node| !node.refused);
         if may_be_damaged && self.random.one_in(4) {

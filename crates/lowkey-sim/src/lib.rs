@@ -3,7 +3,8 @@
 //!
 //! `world` is the loop of events; `node` drives a replica as the server does; `client` behaves as an
 //! SDK must; `plan` draws what a seed's world is like and `faults` breaks it; `invariants` says what
-//! must always be true, one file each.
+//! must always be true, one file each; `scenarios` are schedules played on purpose, and `words` tell it
+//! all as a story.
 //!
 //! Deliberately absent from a world: the wall clock, threads, and any chance but its own generator.
 
@@ -11,10 +12,14 @@ mod client;
 mod clock;
 mod faults;
 mod invariants;
+#[cfg(feature = "mutants")]
+pub mod mutants;
 mod node;
 pub mod plan;
 mod random;
+pub mod scenarios;
 mod trace;
+mod words;
 mod world;
 
 pub use invariants::Violation;

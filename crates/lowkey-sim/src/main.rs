@@ -24,10 +24,27 @@ struct Args {
     /// The first seed of a run; by default drawn from the clock
     #[arg(long, conflicts_with = "seed")]
     from: Option<u64>,
+    /// Switch this rule off, and run seeds from 1 on until a broken promise shows it; with --seed,
+    /// only that one
+    #[cfg(feature = "mutants")]
+    #[arg(long, value_name = "NAME", conflicts_with = "from")]
+    mutant: Option<String>,
+    /// Do so with every rule, one at a time, and print a table
+    #[cfg(feature = "mutants")]
+    #[arg(long, conflicts_with_all = ["from", "seed", "mutant"])]
+    mutants: bool,
+    /// With --mutant or --mutants: how many seeds to run before a mutant counts as a survivor
+    #[cfg(feature = "mutants")]
+    #[arg(long, default_value_t = 200)]
+    seeds: u64,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    #[cfg(feature = "mutants")]
+    if args.mutants || args.mutant.is_some() {
+        return hunt::run(&args);
+    }
     match args.seed {
         Some(seed) => run_one(seed, args.trace),
         None => run_many(args.minutes, args.from.unwrap_or_else(fresh_seed)),
@@ -128,4 +145,66 @@ fn words(total: &Total) -> String {
         "{seeds} seeds, {hours:.2} simulated hours, {} operations, {} elections, {} expiries, {} faults, {} refused writes",
         sum.operations, sum.elections, sum.expiries, sum.faults, sum.refused_writes
     )
+}
+
+#[cfg(feature = "mutants")]
+mod hunt {
+    use std::process::ExitCode;
+
+    use lowkey_sim::Violation;
+    use lowkey_sim::mutants::{EQUIVALENT, Hunt, MUTANTS, Place, UNCAUGHT, hunt_all, named, run_mutated};
+
+    use super::Args;
+
+    pub(super) fn run(args: &Args) -> ExitCode {
+        let names = match args.mutant.as_deref().map(named) {
+            None => MUTANTS.to_vec(),
+            Some(Some(name)) => vec![name],
+            Some(None) => {
+                eprintln!("there is no such mutant; these are:");
+                MUTANTS.iter().chain(UNCAUGHT).chain(EQUIVALENT).for_each(|name| eprintln!("  {name}"));
+                return ExitCode::FAILURE;
+            }
+        };
+        if let ([name], Some(seed)) = (names.as_slice(), args.seed) {
+            return run_one(name, seed, args.trace);
+        }
+        let hunts = hunt_all(&names, args.seeds, |hunt| eprintln!("{}", words(hunt)));
+        if args.mutants {
+            println!("| mutant | caught by | seeds needed |\n|---|---|---|");
+            hunts.iter().for_each(|hunt| println!("{}", row(hunt)));
+        }
+        let all_caught = hunts.iter().all(|hunt| hunt.caught.is_some());
+        if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    fn run_one(name: &'static str, seed: u64, trace: bool) -> ExitCode {
+        let (summary, outcome, story) = run_mutated(name, seed, trace);
+        story.iter().for_each(|line| println!("{line}"));
+        match outcome {
+            Ok(()) => eprintln!("`{name}` survives seed {seed}: {summary:?}"),
+            Err(violation) => eprintln!("`{name}` breaks `{}`: {}", violation.invariant, violation.what),
+        }
+        ExitCode::SUCCESS
+    }
+
+    fn words(hunt: &Hunt) -> String {
+        match &hunt.caught {
+            Some((place, Violation { invariant, what })) => {
+                let place = match place {
+                    Place::Seed(seed) => format!("after {seed} seeds"),
+                    scenario => format!("by {scenario}"),
+                };
+                format!("`{}` is caught {place}, by `{invariant}`: {what}", hunt.name)
+            }
+            None => format!("`{}` survives", hunt.name),
+        }
+    }
+
+    fn row(hunt: &Hunt) -> String {
+        match &hunt.caught {
+            Some((place, violation)) => format!("| {} | {} | {place} |", hunt.name, violation.invariant),
+            None => format!("| {} | **nothing** | – |", hunt.name),
+        }
+    }
 }

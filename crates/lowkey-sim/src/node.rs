@@ -6,8 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName};
-use lowkey_replica::{CallId, Config, Found, Input, LogRecord, Nanos, Output, RecordKind, Replica, found};
+use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName, mutants};
+use lowkey_replica::{
+    CallId, Config, Found, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role, found,
+};
 use lowkey_wal::{Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
 
 use crate::clock::Clock;
@@ -28,10 +30,21 @@ pub(crate) struct Node {
     pub(crate) incarnation: u64,
     pub(crate) paused_until: u64,
     pub(crate) stalled_until: u64,
+    /// It will crash about when it writes the next time.
+    pub(crate) doom: Option<Doom>,
     /// Its log was damaged, and it rightly refused to start.
     pub(crate) refused: bool,
     /// A wake-up is under way for this true time.
     pub(crate) wakes_at: Option<u64>,
+}
+
+/// Which write a machine does not survive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Doom {
+    /// The next one.
+    Write,
+    /// The next one in a later term than this: mostly a vote.
+    Term(u64),
 }
 
 /// What is gone after a crash.
@@ -50,7 +63,8 @@ pub(crate) struct Process {
     pub(crate) entries: BTreeMap<u64, Vec<u8>>,
     /// The last index whose application was looked at.
     pub(crate) seen_applied: u64,
-    pub(crate) seen_leading: Option<u64>,
+    /// Term, role, and whether it may touch leases, as last looked at.
+    pub(crate) seen_standing: (u64, Role, bool),
 }
 
 /// Why a process did not start.
@@ -98,6 +112,7 @@ impl Node {
             incarnation: 0,
             paused_until: 0,
             stalled_until: 0,
+            doom: None,
             refused: false,
             wakes_at: None,
         }
@@ -134,7 +149,7 @@ impl Node {
             next_tick: now,
             syncing: false,
             entries,
-            seen_leading: None,
+            seen_standing: (0, Role::Follower, false),
         });
         Ok(())
     }
@@ -143,6 +158,7 @@ impl Node {
     /// the rest; after a kill it keeps all that was written.
     pub(crate) fn crash(&mut self, power_is_lost: bool) {
         self.process = None;
+        self.doom = None;
         self.disk = if power_is_lost { self.disk.crash() } else { self.disk.kill() };
         self.wakes_at = None;
     }
@@ -179,7 +195,9 @@ impl Process {
 
     /// The disk is done.
     pub(crate) fn sync(&mut self) -> Result<(), String> {
-        self.wal.sync().map_err(|error| error.to_string())?;
+        if !mutants::is_active("log sync skipped") {
+            self.wal.sync().map_err(|error| error.to_string())?;
+        }
         self.syncing = false;
         if let Some(job) = self.wal.segment_job() {
             self.wal.segment_made(job.run());

@@ -54,6 +54,8 @@ pub struct Faults {
     pub pause_nanos: u64,
     /// Time between pauses of a client.
     pub client_pause_nanos: u64,
+    /// Time between losses of what some clients send.
+    pub client_mute_nanos: u64,
     /// Time between crashes of a client.
     pub client_crash_nanos: u64,
     /// Time between stalls of a disk.
@@ -101,6 +103,7 @@ impl Faults {
             crash_all_nanos: sometimes(30, 120) * SECOND,
             pause_nanos: sometimes(3, 40) * SECOND,
             client_pause_nanos: sometimes(3, 40) * SECOND,
+            client_mute_nanos: sometimes(5, 40) * SECOND,
             client_crash_nanos: sometimes(5, 60) * SECOND,
             stall_nanos: sometimes(3, 40) * SECOND,
             transfer_nanos: sometimes(5, 40) * SECOND,

@@ -10,6 +10,10 @@ impl Trace {
         Self { lines: wanted.then(Vec::new) }
     }
 
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.lines.is_some()
+    }
+
     /// Tells a line; it is made only if the story is wanted.
     pub(crate) fn tell(&mut self, now: u64, line: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::{Command, LockName, MemberId, Refusal, Reply, Token};
+use lowkey_core::{Command, LockName, MemberId, Refusal, Reply, Token, mutants};
 use lowkey_replica::{CallId, Failure, Input, MessageType, Output, Request, Response, Role, wire};
 
 use crate::client::{Client, Outcome};
@@ -18,9 +18,13 @@ use crate::invariants::{
 use crate::node::{Node, StartProblem, node_info, save_snapshot};
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
 use crate::random::Random;
+use crate::scenarios::Stage;
 use crate::trace::Trace;
+use crate::words;
 
 const GROUP: u32 = 1;
+/// How long a node may take to join, with all that happens to the founder.
+const JOIN_SECONDS_MAX: u64 = 20;
 const TICK_NANOS: u64 = 10 * MILLISECOND;
 
 /// What is under way.
@@ -95,6 +99,8 @@ pub(crate) struct World {
     fencing: Fencing,
     pub(crate) trace: Trace,
     fingerprint: u64,
+    /// Set if a script says what happens, instead of chance.
+    pub(crate) stage: Option<Stage>,
 }
 
 /// Runs the world of a seed to its end.
@@ -106,7 +112,18 @@ pub fn run(seed: u64, trace: bool) -> (Summary, Result<(), Violation>, Vec<Strin
 
 impl World {
     fn new(seed: u64, trace: bool) -> Self {
-        let plan = Plan::draw(seed);
+        Self::planned(Plan::draw(seed), seed, trace)
+    }
+
+    /// A world without faults, whose clients and troubles come from a script.
+    pub(crate) fn staged(plan: Plan, trace: bool) -> Self {
+        let mut world = Self::planned(plan, 1, trace);
+        world.clients.iter_mut().for_each(Client::follow_script);
+        world.stage = Some(Stage::default());
+        world
+    }
+
+    fn planned(plan: Plan, seed: u64, trace: bool) -> Self {
         let mut random = Random::new(seed);
         let skew = plan.faults.clock_skew_permille;
         let mut clock = || {
@@ -144,10 +161,11 @@ impl World {
             fencing: Fencing::default(),
             trace: Trace::new(trace),
             fingerprint: seed,
+            stage: None,
         }
     }
 
-    fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         Summary {
             simulated_nanos: self.now,
             operations: self.acknowledged.count,
@@ -165,11 +183,8 @@ impl World {
     }
 
     fn run(&mut self) -> Check {
-        self.trace.tell(self.now, || format!("the plan: {:?}", self.plan));
-        for node in 0..self.nodes.len() {
-            self.start_node(node)?;
-        }
-        self.gather()?;
+        self.trace.tell(self.now, || words::plan_words(&self.plan));
+        self.open()?;
         self.faults = self.plan.faults.clone();
         self.begin_faults();
         for client in 0..self.clients.len() {
@@ -182,31 +197,60 @@ impl World {
         self.check_end()
     }
 
+    /// All machines start and make one cluster, before anything breaks.
+    pub(crate) fn open(&mut self) -> Check {
+        for node in 0..self.nodes.len() {
+            self.start_node(node)?;
+        }
+        self.gather()
+    }
+
     /// Without faults: the other nodes join, until all vote.
     fn gather(&mut self) -> Check {
-        for member in 2..=self.nodes.len() as u64 {
-            let request = Request::Command(Command::AddMember { node: node_info(member) });
-            let process = self.nodes[0].process.as_mut().expect("the founder runs");
-            process.last_call += 1;
-            // Nobody waits for the answer: that all vote in the end is what counts.
-            process.inbox.push_back(Input::Request(CallId(process.last_call), request));
-            self.wake_node(0, self.now);
-            self.run_until(self.now + SECOND)?;
+        for member in 1..=self.nodes.len() as u64 {
+            // While the cluster grows the founder may crash: it must not lead one term twice, nor
+            // come back with fewer members than were committed.
+            if (2..4).contains(&member) && self.plan.faults.crash_nanos > 0 {
+                self.disturb_founder(member)?;
+            }
+            let voters = member as usize;
+            for _ in 0..JOIN_SECONDS_MAX {
+                if self.voters() == voters {
+                    break;
+                }
+                self.ask_to_join(member);
+                self.run_until(self.now + SECOND)?;
+            }
         }
-        let voters = self.nodes[0]
-            .process
-            .as_ref()
-            .map(|process| process.replica.status().members.iter().filter(|member| member.voter).count());
-        if voters == Some(self.nodes.len()) {
+        let voters = self.voters();
+        if voters == self.nodes.len() {
             return Ok(());
         }
         crate::invariants::Check::Err(Violation {
             invariant: "liveness",
-            what: format!("only {voters:?} nodes vote after all have joined"),
+            what: format!("only {voters} nodes vote after all have joined"),
         })
     }
 
-    fn run_until(&mut self, end: u64) -> Check {
+    /// Whoever leads takes the node in. Nobody waits for the answer: that all vote in the end counts.
+    pub(crate) fn ask_to_join(&mut self, member: u64) {
+        for node in 0..self.nodes.len() {
+            let request = Request::Command(Command::AddMember { node: node_info(member) });
+            let Some(process) = &mut self.nodes[node].process else { continue };
+            process.last_call += 1;
+            let call = CallId(process.last_call);
+            self.input(node, Input::Request(call, request));
+        }
+    }
+
+    /// How many vote, says the leader.
+    fn voters(&self) -> usize {
+        let processes = self.nodes.iter().filter_map(|node| node.process.as_ref());
+        let leader = processes.map(|process| process.replica.status()).find(|status| status.serving);
+        leader.map_or(0, |status| status.members.iter().filter(|member| member.voter).count())
+    }
+
+    pub(crate) fn run_until(&mut self, end: u64) -> Check {
         while let Some(next) = self.queue.first_entry()
             && next.key().0 <= end
         {
@@ -269,7 +313,13 @@ impl World {
                 }
             }
             Event::Write { lock, token } => {
-                self.fencing.write(&lock, token, &self.tokens)?;
+                if !self.fencing.write(&lock, token, &self.tokens)? {
+                    self.trace.tell(self.now, || {
+                        format!(
+                            "a late write to {lock} with token {token} is refused: a higher one was there"
+                        )
+                    });
+                }
             }
             Event::Fault(fault) => self.make_fault(fault)?,
             Event::Restart { node } => {
@@ -358,12 +408,16 @@ impl World {
             let begun = process.begin_turn(&machine.disk, local);
             let (output, waits) = begun.map_err(|what| self.ended(node, what))?;
             self.observe(node)?;
-            self.carry_out(node, output);
+            self.carry_out(node, output)?;
+            if waits && mutants::is_active("reply before sync") {
+                self.end_turn(node)?;
+            }
             if waits {
                 let took = self.random.between(50_000, 600_000);
                 let done = (self.now + took).max(self.nodes[node].stalled_until);
                 let incarnation = self.nodes[node].incarnation;
                 self.schedule(done, Event::DiskSynced { node, incarnation });
+                self.strike_if_doomed(node, took);
                 return Ok(());
             }
             self.end_turn(node)?;
@@ -390,8 +444,7 @@ impl World {
         let process = machine.process.as_mut().expect("the caller looked");
         let output = process.end_turn(local).map_err(|what| self.ended(node, what))?;
         self.observe(node)?;
-        self.carry_out(node, output);
-        Ok(())
+        self.carry_out(node, output)
     }
 
     fn ended(&self, node: usize, what: String) -> Violation {
@@ -402,15 +455,14 @@ impl World {
     fn observe(&mut self, node: usize) -> Check {
         let member = self.nodes[node].member;
         let process = self.nodes[node].process.as_mut().expect("the caller looked");
-        let (term, role, _) = process.replica.standing();
-        let leading = (role == Role::Leader).then_some(term);
-        if leading != process.seen_leading {
-            process.seen_leading = leading;
-            if let Some(term) = leading {
+        let standing = process.replica.standing();
+        let before = std::mem::replace(&mut process.seen_standing, standing);
+        if standing != before {
+            if let (term, Role::Leader, _) = standing {
                 self.agreement.leads(member, term)?;
-                self.trace.tell(self.now, || format!("n{member} leads term {term}"));
-            } else {
-                self.trace.tell(self.now, || format!("n{member} no longer leads"));
+            }
+            if let Some(change) = words::standing_words(before, standing) {
+                self.trace.tell(self.now, || format!("n{member} {change}"));
             }
         }
         let applied = process.replica.state().revision();
@@ -428,21 +480,26 @@ impl World {
         let (last, revision) = (process.replica.state().last_token(), process.replica.state().revision());
         for committed in news {
             self.trace.tell(self.now, || {
-                format!(
-                    "n{member} is the first to apply {}: {:?} → {:?}",
-                    committed.index, committed.command, committed.applied.reply
-                )
+                let (what, came) = (
+                    words::command_words(&committed.command),
+                    words::outcome_words(&committed.applied.reply),
+                );
+                format!("entry {} is committed, says n{member}: {what}: {came}", committed.index)
             });
             self.tokens.committed(&committed)?;
             self.requests.committed(&committed)?;
             self.acknowledged.committed(&committed);
             self.expiry.committed(&committed, &self.clients, self.now)?;
+            if let Some(stage) = &mut self.stage {
+                stage.committed(&committed, self.now);
+            }
         }
         self.tokens.compare(member, &self.agreement, last, revision)
     }
 
-    fn carry_out(&mut self, node: usize, output: Output) {
+    fn carry_out(&mut self, node: usize, output: Output) -> Check {
         for message in output.messages {
+            self.agreement.sent(self.nodes[node].incarnation, &message)?;
             let Some(to) = (message.to as usize).checked_sub(1).filter(|to| *to < self.nodes.len()) else {
                 continue;
             };
@@ -473,11 +530,15 @@ impl World {
                 Event::SnapshotWritten { node, incarnation, index: file.index, payload: file.payload },
             );
         }
+        Ok(())
     }
 
     // The network.
 
     fn delay(&mut self) -> u64 {
+        if self.stage.is_some() {
+            return MILLISECOND;
+        }
         let usual = self.random.between(MILLISECOND / 10, self.faults.delay_max_nanos.max(MILLISECOND));
         let late = self.random.one_in(self.faults.late_one_in);
         if late { usual * self.random.between(2, 30) } else { usual }
@@ -487,6 +548,11 @@ impl World {
     fn send(&mut self, from: usize, to: usize, bytes: Vec<u8>) -> bool {
         if self.cut.contains(&(from, to)) || self.random.one_in(self.faults.loss_one_in) {
             return false;
+        }
+        if let Some(stage) = &mut self.stage
+            && stage.keeps_back(from, to, &bytes)
+        {
+            return true;
         }
         if self.random.one_in(self.faults.duplicate_one_in) {
             let at = self.now + self.delay();
@@ -529,8 +595,15 @@ impl World {
         if self.client_cut.contains(&(client, node)) || self.random.one_in(self.faults.loss_one_in) {
             return;
         }
-        let at = (self.now + self.delay()).max(self.clients[client].paused_until);
-        self.schedule(at, Event::Answer { client, life, operation, node, answer: Box::new(answer) });
+        let mut at = (self.now + self.delay()).max(self.clients[client].paused_until);
+        if self.now < self.clients[client].muted_until {
+            at += self.random.between(0, 2_000) * MILLISECOND;
+        }
+        let event = Event::Answer { client, life, operation, node, answer: Box::new(answer) };
+        match &mut self.stage {
+            Some(stage) if stage.keeps_answers_of(client) => stage.kept_answers.push(event),
+            _ => self.schedule(at, event),
+        }
     }
 
     // Clients.
@@ -550,21 +623,44 @@ impl World {
             self.wake_client(client);
             return Ok(());
         }
+        if let Some(lease) = self.clients[client].lease
+            && !self.clients[client].lapsed
+            && !self.clients[client].counts_on(lease.id, self.now)
+        {
+            let owner = &self.clients[client].owner;
+            self.trace.tell(self.now, || {
+                format!("{owner} no longer counts on lease {}, by its own clock", lease.id)
+            });
+        }
         let sends = self.clients[client].act(self.now, &self.plan, &mut self.random);
         for send in sends {
-            let (node, life) = (send.node % self.nodes.len(), self.clients[client].life);
-            if self.random.one_in(self.faults.loss_one_in) {
-                continue;
+            let node = send.node % self.nodes.len();
+            if send.again {
+                let owner = &self.clients[client].owner;
+                let what = words::request_words;
+                self.trace.tell(self.now, || {
+                    format!("{owner} asks n{} again to {}", node + 1, what(&send.request))
+                });
             }
-            let at = self.now + self.delay();
-            self.schedule(
-                at,
-                Event::Request { client, life, operation: send.operation, node, request: send.request },
-            );
+            self.request_leaves(client, send.operation, node, send.request);
         }
         self.write_if_holding(client)?;
         self.wake_client(client);
         Ok(())
+    }
+
+    pub(crate) fn request_leaves(&mut self, client: usize, operation: u64, node: usize, request: Request) {
+        if self.now < self.clients[client].muted_until || self.random.one_in(self.faults.loss_one_in) {
+            return;
+        }
+        let life = self.clients[client].life;
+        if self.random.one_in(self.faults.duplicate_one_in) {
+            // A copy may come when all is forgotten.
+            let (at, request) = (self.now + self.delay() * self.random.between(1, 100), request.clone());
+            self.schedule(at, Event::Request { client, life, operation, node, request });
+        }
+        let at = self.now + self.delay();
+        self.schedule(at, Event::Request { client, life, operation, node, request });
     }
 
     /// A holder uses what it holds: at once, or with a write that takes its time.
@@ -597,6 +693,18 @@ impl World {
             self.schedule(at, Event::Answer { client, life, operation, node, answer: Box::new(answer) });
             return Ok(());
         }
+        if let Some(stage) = &mut self.stage {
+            stage.heard(client, operation, &answer);
+        }
+        if self.trace.is_wanted()
+            && let Some(request) = self.clients[client].awaits(operation)
+        {
+            let owner = &self.clients[client].owner;
+            self.trace.tell(self.now, || {
+                let (what, told) = (words::request_words(&request), words::answer_words(&answer));
+                format!("{owner} asked n{} to {what}, and is told: {told}", node + 1)
+            });
+        }
         let outcome = self.clients[client].answered(operation, answer, self.now, &mut self.random);
         let owner = self.clients[client].owner.clone();
         match outcome {
@@ -604,14 +712,12 @@ impl World {
             Outcome::Renewed { lease } => {
                 self.expiry.renewed(lease, self.now);
                 self.acknowledged.count += 1;
+                mutual_exclusion(&self.clients, client, self.now)?;
             }
             Outcome::LeaseLost { lease, believed } => {
-                self.trace.tell(self.now, || format!("{owner} lost lease {lease}"));
                 self.expiry.lost(&owner, lease, believed)?;
             }
             Outcome::Ended { operation, answer } => {
-                self.trace
-                    .tell(self.now, || format!("{owner} is answered {answer:?} to {:?}", operation.request));
                 if self.quiet {
                     self.clients[client].done_in_quiet += 1;
                 }
@@ -657,7 +763,20 @@ impl World {
         Ok(())
     }
 
-    fn check_end(&mut self) -> Check {
+    /// A write reaches the protected resource now; true if it is accepted.
+    pub(crate) fn write(&mut self, lock: &LockName, token: Token) -> Result<bool, Violation> {
+        self.fencing.write(lock, token, &self.tokens)
+    }
+
+    /// True if a machine's snapshot is on its way to the disk.
+    pub(crate) fn is_writing_snapshot(&self, of: usize) -> bool {
+        let incarnation = self.nodes[of].incarnation;
+        self.queue.values().any(|event| {
+            matches!(event, Event::SnapshotWritten { node, incarnation: by, .. } if *node == of && *by == incarnation)
+        })
+    }
+
+    pub(crate) fn check_end(&mut self) -> Check {
         // The last entries travel while nobody asks for anything new.
         self.clients.iter_mut().for_each(|client| client.paused_until = u64::MAX);
         let end = self.now + 500 * MILLISECOND;
@@ -669,7 +788,9 @@ impl World {
                 self.agreement.compare_at_end(node.member, process.replica.state())?;
             }
         }
-        Liveness::at_end(leaders, &self.clients)?;
+        // Scripted clients do nothing by themselves; that they are served is the script's to show.
+        let clients = if self.stage.is_some() { &[][..] } else { &self.clients[..] };
+        Liveness::at_end(leaders, clients)?;
         self.expiry.at_end(self.agreement.state(), self.now)
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use lowkey_core::{Applied, Command, State};
-use lowkey_replica::{EntryType, wire};
+use lowkey_replica::{EntryType, Message, MessageType, wire};
 
 use super::{Check, broken};
 
@@ -16,6 +16,10 @@ const HASH_INTERVAL: u64 = 50;
 /// The log that was committed, and a state machine of the checker's own that follows it.
 pub(crate) struct Agreement {
     leaders: BTreeMap<u64, u64>,
+    /// Which process of a leader spoke for its term, by member and term.
+    speakers: BTreeMap<(u64, u64), u64>,
+    /// For whom a node voted, by node and term.
+    votes: BTreeMap<(u64, u64), u64>,
     entries: BTreeMap<u64, Vec<u8>>,
     hashes: BTreeMap<u64, u64>,
     state: State,
@@ -31,7 +35,14 @@ pub(crate) struct Committed {
 impl Agreement {
     /// Follows from the state that the cluster was founded with.
     pub(crate) fn new(founded: State) -> Self {
-        Self { leaders: BTreeMap::new(), entries: BTreeMap::new(), hashes: BTreeMap::new(), state: founded }
+        Self {
+            leaders: BTreeMap::new(),
+            speakers: BTreeMap::new(),
+            votes: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            hashes: BTreeMap::new(),
+            state: founded,
+        }
     }
 
     pub(crate) fn state(&self) -> &State {
@@ -45,6 +56,32 @@ impl Agreement {
             return Ok(());
         }
         broken(NAME, format!("n{known} and n{member} both lead term {term}"))
+    }
+
+    /// A message leaves a process: a node votes once a term, and a term has one leading process. A
+    /// second one would not know what the first had said.
+    pub(crate) fn sent(&mut self, incarnation: u64, message: &Message) -> Check {
+        let key = (message.from, message.term);
+        match message.get_msg_type() {
+            MessageType::MsgAppend | MessageType::MsgHeartbeat
+                if *self.speakers.entry(key).or_insert(incarnation) != incarnation =>
+            {
+                return broken(NAME, format!("n{} leads term {} a second time", key.0, key.1));
+            }
+            // A candidate votes for itself.
+            MessageType::MsgRequestVote => return self.votes_for(key, message.from),
+            MessageType::MsgRequestVoteResponse if !message.reject => return self.votes_for(key, message.to),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn votes_for(&mut self, (member, term): (u64, u64), candidate: u64) -> Check {
+        let known = *self.votes.entry((member, term)).or_insert(candidate);
+        if known == candidate {
+            return Ok(());
+        }
+        broken(NAME, format!("n{member} votes for n{known} and for n{candidate} in term {term}"))
     }
 
     pub(crate) fn elections(&self) -> u64 {

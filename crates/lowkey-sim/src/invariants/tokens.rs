@@ -1,9 +1,9 @@
 //! Tokens rise strictly, per lock and per group, across restarts, leader changes and snapshots
-//! (design, section 8, point 2).
+//! (design, section 8, point 2); and one that is old touches no newer grant (section 5).
 
 use std::collections::BTreeMap;
 
-use lowkey_core::{Event, LockName, Token};
+use lowkey_core::{Command, Event, LockName, Token};
 
 use super::{Agreement, Check, Committed, broken};
 
@@ -20,6 +20,15 @@ impl Tokens {
     /// A new grant was committed.
     pub(crate) fn committed(&mut self, committed: &Committed) -> Check {
         for event in &committed.applied.events {
+            if let (Event::Freed { lock, token, .. }, Command::Release { token: Some(named), .. }) =
+                (event, &committed.command)
+                && token != named
+            {
+                return broken(
+                    NAME,
+                    format!("a release that named token {named} of {lock} freed token {token}"),
+                );
+            }
             let Event::Acquired { lock, token, .. } = event else { continue };
             if token.0 <= self.highest {
                 return broken(NAME, format!("token {token} was granted after {}", self.highest));

@@ -1,0 +1,102 @@
+//! Schedules that random search finds slowly, played on purpose.
+//!
+//! Each file opens with its story: what happens, which rule it attacks, what must be true. A scenario
+//! is a world like any other, with every invariant checked at every step; it adds what must be true
+//! in this story alone, and ends with a cluster that is whole again and serves.
+//!
+//! Not possible yet, since what they attack does not exist yet: a grant and the expiry of its waiter in
+//! one batch, a cancelled wait racing its grant or its own reconnect (waiting queues), and a leader
+//! that removes itself and is cut off (removal of members).
+
+mod cut_leader;
+mod failovers;
+mod late_replies;
+mod many_leases;
+mod minority_expire;
+mod new_leader;
+mod paused_leader;
+mod release_retried;
+mod renewal_at_expiry;
+mod rounds;
+mod script;
+mod snapshot_crash;
+mod stage;
+
+use script::Script;
+pub(crate) use stage::Stage;
+
+use crate::invariants::{Check, Violation};
+use crate::world::Summary;
+
+/// One story.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name: what happens.
+    pub name: &'static str,
+    replicas: usize,
+    clients: usize,
+    snapshot_entries: u64,
+    play: fn(&mut Script) -> Check,
+}
+
+const fn story(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
+    Scenario { name, replicas: 3, clients: 2, snapshot_entries: 10_000, play }
+}
+
+/// All of them.
+pub const ALL: &[Scenario] = &[
+    story("leader_paused_beyond_the_ttl_with_renewals_in_its_inbox", paused_leader::beyond_the_ttl),
+    story("leader_paused_beyond_the_ttl_and_deaf_when_it_wakes", paused_leader::beyond_the_ttl_and_deaf),
+    story("leader_paused_between_confirmation_and_acknowledgement", paused_leader::before_acknowledging),
+    story("leader_paused_before_acknowledging_and_deaf", paused_leader::before_acknowledging_and_deaf),
+    story("a_step_that_reads_the_clock_stalls_and_drains_its_inbox", paused_leader::between_clock_and_inbox),
+    story("leader_cut_from_peers_but_not_from_clients", cut_leader::from_peers),
+    story("heartbeats_out_but_no_answers_in", cut_leader::no_answers_in),
+    story("answers_in_but_no_heartbeats_out", cut_leader::no_heartbeats_out),
+    Scenario {
+        replicas: 5,
+        ..story("an_expire_entry_on_a_minority_that_then_wins", minority_expire::that_wins)
+    },
+    Scenario {
+        replicas: 5,
+        ..story("an_expire_entry_on_a_minority_that_then_loses", minority_expire::that_loses)
+    },
+    story("a_renewal_just_before_the_tick_of_expiry", renewal_at_expiry::before_the_tick),
+    story("a_renewal_just_after_the_tick_of_expiry", renewal_at_expiry::after_the_tick),
+    story("a_renewal_confirmed_just_before_expiry", renewal_at_expiry::confirmed_in_time),
+    story("a_renewal_does_not_reuse_a_round_begun_before_it_arrived", rounds::begun_before),
+    story("an_answer_to_an_old_round_does_not_confirm_a_new_one", rounds::answered_late),
+    story("leader_follower_leader_again_with_stale_deadlines", new_leader::stale_deadlines),
+    story("a_renewal_before_the_no_op_of_the_new_term", new_leader::before_the_no_op),
+    story("a_failover_told", failovers::told),
+    Scenario { clients: 3, ..story("failover_every_half_ttl_for_100_ttls", failovers::every_half_ttl) },
+    Scenario {
+        clients: 6,
+        ..story("leadership_transfer_with_renewals_in_flight", failovers::renewals_in_flight)
+    },
+    story("a_reply_delayed_by_more_than_the_ttl", late_replies::beyond_the_ttl),
+    story("a_one_call_acquire_whose_retry_is_answered_late", late_replies::retry_answered_late),
+    story("two_heartbeats_in_flight_and_the_answer_to_the_first", late_replies::answer_to_the_first),
+    story("release_retried_after_the_same_client_re_acquired", release_retried::after_reacquiring),
+    Scenario {
+        snapshot_entries: 20,
+        ..story("crash_between_snapshot_and_compaction", snapshot_crash::before_compaction)
+    },
+    Scenario {
+        snapshot_entries: 20,
+        ..story("crash_while_the_compaction_is_on_its_way_to_the_disk", snapshot_crash::during_compaction)
+    },
+    Scenario {
+        snapshot_entries: 100_000,
+        ..story("ten_thousand_leases_expire_in_one_tick", many_leases::expire_in_one_tick)
+    },
+];
+
+impl Scenario {
+    /// Plays it to its end.
+    pub fn play(&self, trace: bool) -> (Summary, Result<(), Violation>, Vec<String>) {
+        let mut script = Script::new(self.replicas, self.clients, self.snapshot_entries, trace);
+        let outcome = script.world.open().and_then(|()| (self.play)(&mut script));
+        (script.world.summary(), outcome, script.world.trace.take())
+    }
+}

@@ -1,0 +1,215 @@
+//! How a world's story reads: plans, requests and answers as sentences, for someone who has never seen
+//! the code.
+
+use std::collections::BTreeSet;
+
+use lowkey_core::{AcquireWith, Command, GrantRef, LeaseId, Refusal, Reply};
+use lowkey_replica::{Failure, Request, Response, Role};
+
+use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
+
+/// What a world is like.
+pub(crate) fn plan_words(plan: &Plan) -> String {
+    format!(
+        "a world of {}, {} and {}; for {} s there are {}; then all is quiet",
+        counted(plan.replicas, "machine"),
+        counted(plan.clients, "client"),
+        counted(plan.locks, "lock"),
+        plan.active_nanos / SECOND,
+        fault_words(&plan.faults),
+    )
+}
+
+fn fault_words(faults: &Faults) -> String {
+    let kinds = [
+        (faults.loss_one_in, "lost messages"),
+        (faults.duplicate_one_in, "messages that arrive twice"),
+        (faults.late_one_in, "late messages"),
+        (faults.partition_nanos, "partitions"),
+        (faults.crash_nanos, "crashes of machines"),
+        (faults.crash_all_nanos, "crashes of all machines at once"),
+        (faults.pause_nanos, "pauses of machines"),
+        (faults.client_pause_nanos, "pauses of clients"),
+        (faults.client_crash_nanos, "crashes of clients"),
+        (faults.stall_nanos, "disks that stall"),
+        (faults.transfer_nanos, "wishes that the lead move"),
+        (faults.clock_skew_permille, "clocks that run at different rates"),
+        (u64::from(faults.damage), "damaged logs"),
+    ];
+    let present: Vec<&str> = kinds.into_iter().filter(|(rate, _)| *rate > 0).map(|(_, name)| name).collect();
+    if present.is_empty() { "no faults".to_owned() } else { listed(&present) }
+}
+
+/// What somebody asks for: "… to take lock-1".
+pub(crate) fn request_words(request: &Request) -> String {
+    match request {
+        Request::Command(command) => command_words(command),
+        Request::Renew { lease } => format!("renew lease {lease}"),
+        Request::GetLock { lock } => format!("say who holds {lock}"),
+    }
+}
+
+/// What an entry of the log says is to be done.
+pub(crate) fn command_words(command: &Command) -> String {
+    match command {
+        Command::CreateLease { owner, ttl, .. } => {
+            format!("make a lease of {} s for {owner}", ttl.seconds())
+        }
+        Command::RevokeLease { lease, owner, .. } => {
+            format!("end lease {lease}, as its owner {owner} wishes")
+        }
+        Command::Acquire { lock, owner, with: AcquireWith::Lease(lease), .. } => {
+            format!("give {lock} to {owner}, with lease {lease}")
+        }
+        Command::Acquire { lock, owner, with: AcquireWith::NewLease(ttl), .. } => {
+            format!("give {lock} to {owner}, with a new lease of {} s", ttl.seconds())
+        }
+        Command::Release { lock, grant, token, .. } => {
+            let with = match grant {
+                GrantRef::Lease(lease) => format!("lease {lease}"),
+                GrantRef::Request(request, _) => format!("request {request}"),
+            };
+            match token {
+                Some(token) => format!("free {lock}, held with {with} and token {token}"),
+                None => format!("free {lock}, held with {with}"),
+            }
+        }
+        Command::Expire { leases, decided_term } => {
+            format!("end {}, whose time ran out in term {decided_term}", leases_words(leases))
+        }
+        Command::AddMember { node } => format!("let {} join", node.name),
+    }
+}
+
+fn leases_words(leases: &[LeaseId]) -> String {
+    match leases {
+        [lease] => format!("lease {lease}"),
+        [_, ..] if leases.len() <= 5 => {
+            let numbers: Vec<String> = leases.iter().map(LeaseId::to_string).collect();
+            format!("leases {}", listed(&numbers.iter().map(String::as_str).collect::<Vec<_>>()))
+        }
+        _ => counted(leases.len(), "lease"),
+    }
+}
+
+/// What came of an entry.
+pub(crate) fn outcome_words(reply: &Result<Reply, Refusal>) -> String {
+    match reply {
+        Ok(reply) => reply_words(reply),
+        Err(refusal) => refusal_words(refusal),
+    }
+}
+
+/// What a client was told.
+pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
+    match answer {
+        Ok(Response::Applied(reply)) => reply_words(reply),
+        Ok(Response::Renewed { ttl }) => format!("it lives for {} s more", ttl.seconds()),
+        Ok(Response::Lock { holder: None, revision }) => format!("nobody does, as of entry {revision}"),
+        Ok(Response::Lock { holder: Some(holder), revision }) => {
+            format!("{} does, with token {}, as of entry {revision}", holder.owner, holder.token)
+        }
+        Err(Failure::Refused(refusal)) => refusal_words(refusal),
+        Err(Failure::NotLeader { leader: None }) => "not done, I do not lead".to_owned(),
+        Err(Failure::NotLeader { leader: Some(leader) }) => format!("not done, n{leader} leads"),
+        Err(Failure::OutcomeUnknown) => "I cannot tell whether that will be done".to_owned(),
+        Err(Failure::Busy) => "not done, too much is waiting".to_owned(),
+        Err(Failure::TooManyInFlight { lease }) => format!("not done, lease {lease} has too much under way"),
+        Err(Failure::TooManyLeases { .. }) => "not done, there are too many leases".to_owned(),
+        Err(Failure::DiskFull) => "not done, the disk is full".to_owned(),
+    }
+}
+
+fn reply_words(reply: &Reply) -> String {
+    match reply {
+        Reply::LeaseCreated { lease, ttl } => format!("done, it is lease {lease}, of {} s", ttl.seconds()),
+        Reply::LeaseRevoked { released } => {
+            format!("done, and {} came free", counted(*released as usize, "lock"))
+        }
+        Reply::Granted { token, lease, .. } => format!("granted to lease {lease}, with token {token}"),
+        Reply::Released => "done".to_owned(),
+        Reply::Expired { count: 0 } => "nothing ended".to_owned(),
+        Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
+        Reply::MemberAdded { member } => format!("done, it is member {member}"),
+    }
+}
+
+fn refusal_words(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::LeaseNotFound { lease } => format!("refused, lease {lease} is gone"),
+        Refusal::LockNotFound { lock } => format!("refused, nobody holds {lock}"),
+        Refusal::LockHeld { lock, holder } => {
+            format!("refused, {} holds {lock} with token {}", holder.owner, holder.token)
+        }
+        Refusal::NotOwner { what } => format!("refused, {what}"),
+        Refusal::StaleToken { given, current, .. } => {
+            format!("refused, token {given} is old, the present one is {current}")
+        }
+        Refusal::TooManyLocks { lease } => format!("refused, lease {lease} holds too many locks"),
+        Refusal::RequestReused { request } => format!("refused, {request} was the id of another request"),
+        Refusal::NodeNameTaken { name, .. } => format!("refused, another machine is named {name}"),
+    }
+}
+
+/// What changed in a machine's standing (term, role, and whether it may touch leases), if a reader
+/// wants to know.
+pub(crate) fn standing_words(before: (u64, Role, bool), now: (u64, Role, bool)) -> Option<String> {
+    match (before, now) {
+        ((led, Role::Leader, _), (term, Role::Leader, _)) if led != term => {
+            Some(format!("is elected again and leads term {term}"))
+        }
+        ((_, Role::Leader, false), (_, Role::Leader, true)) => {
+            Some("serves: every lease has its whole time from now on".to_owned())
+        }
+        ((_, Role::Leader, _), (_, Role::Leader, _)) => None,
+        (_, (term, Role::Leader, false)) => Some(format!("is elected and leads term {term}")),
+        (_, (term, Role::Leader, true)) => Some(format!(
+            "is elected, leads term {term} and serves: every lease has its whole time from now on"
+        )),
+        ((_, Role::Leader, _), _) => Some("no longer leads".to_owned()),
+        ((_, Role::Follower, _), (_, Role::Candidate, _)) => Some("stands for election".to_owned()),
+        _ => None,
+    }
+}
+
+/// Links that are cut: "n1 to n2".
+pub(crate) fn cut_words(cut: &BTreeSet<(usize, usize)>) -> String {
+    let links: Vec<String> = cut.iter().map(|(from, to)| format!("n{} to n{}", from + 1, to + 1)).collect();
+    match links.as_slice() {
+        [] => "no messages between machines are lost".to_owned(),
+        links => {
+            format!("lost is all from {}", listed(&links.iter().map(String::as_str).collect::<Vec<_>>()))
+        }
+    }
+}
+
+/// A span in words.
+pub(crate) fn span_words(nanos: u64) -> String {
+    format!("{} ms", nanos / MILLISECOND)
+}
+
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+/// "a", "a and b", "a, b and c".
+fn listed(words: &[&str]) -> String {
+    match words {
+        [] => "nothing".to_owned(),
+        [only] => (*only).to_owned(),
+        [most @ .., last] => format!("{} and {last}", most.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_read_as_in_a_sentence() {
+        assert_eq!(listed(&["a"]), "a");
+        assert_eq!(listed(&["a", "b", "c"]), "a, b and c");
+        assert_eq!(counted(1, "lock"), "1 lock");
+        assert_eq!(leases_words(&[LeaseId(1), LeaseId(7)]), "leases 1 and 7");
+    }
+}
