@@ -152,7 +152,7 @@ mod hunt {
     use std::process::ExitCode;
 
     use lowkey_sim::Violation;
-    use lowkey_sim::mutants::{EQUIVALENT, Hunt, MUTANTS, Place, UNCAUGHT, hunt_all, named, run_mutated};
+    use lowkey_sim::mutants::{EQUIVALENT, Hunt, MUTANTS, Place, hunt_all, named, run_mutated};
 
     use super::Args;
 
@@ -162,7 +162,7 @@ mod hunt {
             Some(Some(name)) => vec![name],
             Some(None) => {
                 eprintln!("there is no such mutant; these are:");
-                MUTANTS.iter().chain(UNCAUGHT).chain(EQUIVALENT).for_each(|name| eprintln!("  {name}"));
+                MUTANTS.iter().chain(EQUIVALENT).for_each(|name| eprintln!("  {name}"));
                 return ExitCode::FAILURE;
             }
         };

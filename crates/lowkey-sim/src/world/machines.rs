@@ -1,0 +1,211 @@
+//! How the machines of a world run: as the server's own loop does, with the disk in between.
+
+use lowkey_core::mutants;
+use lowkey_replica::{Input, MessageType, Output, Role, wire};
+
+use super::{Event, GROUP, TICK_NANOS, World};
+use crate::invariants::{Check, Violation};
+use crate::node::StartProblem;
+use crate::plan::MILLISECOND;
+use crate::words;
+
+impl World {
+    pub(crate) fn start_node(&mut self, node: usize) -> Check {
+        let seed = self.random.next();
+        let started = self.nodes[node].start(&self.plan, seed, self.now);
+        let member = self.nodes[node].member;
+        match started {
+            Ok(()) => {
+                self.trace.tell(self.now, || format!("n{member} starts"));
+                self.wake_node(node, self.now);
+                Ok(())
+            }
+            Err(problem) => {
+                let what = match problem {
+                    StartProblem::Log(error) => error.to_string(),
+                    StartProblem::Other(what) => what,
+                };
+                Check::Err(Violation {
+                    invariant: "recovery",
+                    what: format!("n{member} does not start: {what}"),
+                })
+            }
+        }
+    }
+
+    pub(crate) fn input(&mut self, node: usize, input: Input) {
+        if let Some(process) = &mut self.nodes[node].process {
+            process.inbox.push_back(input);
+            self.wake_node(node, self.now);
+        }
+    }
+
+    pub(super) fn wake_node(&mut self, node: usize, at: u64) {
+        let at = at.max(self.nodes[node].paused_until).max(self.now);
+        if self.nodes[node].wakes_at.is_none_or(|wakes_at| wakes_at > at) {
+            self.nodes[node].wakes_at = Some(at);
+            let incarnation = self.nodes[node].incarnation;
+            self.schedule(at, Event::NodeWakes { node, incarnation });
+        }
+    }
+
+    pub(super) fn run_node(&mut self, node: usize) -> Check {
+        let machine = &mut self.nodes[node];
+        if self.now < machine.paused_until {
+            let until = machine.paused_until;
+            self.wake_node(node, until);
+            return Ok(());
+        }
+        let local = machine.now(self.now);
+        let Some(process) = &mut machine.process else { return Ok(()) };
+        // While the disk is busy the next batch gathers.
+        if process.syncing {
+            return Ok(());
+        }
+        process.take_in(local);
+        if self.now >= process.next_tick {
+            process.next_tick = self.now + machine.clock.true_span(TICK_NANOS);
+            process.replica.step(local, Input::Tick);
+        }
+        self.take_turns(node)
+    }
+
+    /// Takes turns until there is nothing to do, or until one waits for the disk.
+    pub(super) fn take_turns(&mut self, node: usize) -> Check {
+        loop {
+            let machine = &mut self.nodes[node];
+            let local = machine.now(self.now);
+            let Some(process) = &mut machine.process else { return Ok(()) };
+            if !process.replica.has_work() {
+                let next_tick = process.next_tick;
+                self.wake_node(node, next_tick);
+                return Ok(());
+            }
+            let begun = process.begin_turn(&machine.disk, local);
+            let (output, waits) = begun.map_err(|what| self.ended(node, what))?;
+            self.observe(node)?;
+            self.carry_out(node, output)?;
+            if waits && mutants::is_active("reply before sync") {
+                self.end_turn(node)?;
+            }
+            if waits {
+                let took = self.random.between(50_000, 600_000);
+                let done = (self.now + took).max(self.nodes[node].stalled_until);
+                let incarnation = self.nodes[node].incarnation;
+                self.schedule(done, Event::DiskSynced { node, incarnation });
+                self.strike_if_doomed(node, took);
+                return Ok(());
+            }
+            self.end_turn(node)?;
+        }
+    }
+
+    pub(super) fn disk_synced(&mut self, node: usize) -> Check {
+        let paused_until = self.nodes[node].paused_until;
+        if self.now < paused_until {
+            let incarnation = self.nodes[node].incarnation;
+            self.schedule(paused_until, Event::DiskSynced { node, incarnation });
+            return Ok(());
+        }
+        let process = self.nodes[node].process.as_mut().expect("the caller looked");
+        process.sync().map_err(|what| self.ended(node, what))?;
+        self.end_turn(node)?;
+        self.wake_node(node, self.now);
+        Ok(())
+    }
+
+    pub(super) fn end_turn(&mut self, node: usize) -> Check {
+        let machine = &mut self.nodes[node];
+        let local = machine.now(self.now);
+        let process = machine.process.as_mut().expect("the caller looked");
+        let output = process.end_turn(local).map_err(|what| self.ended(node, what))?;
+        self.observe(node)?;
+        self.carry_out(node, output)
+    }
+
+    pub(super) fn ended(&self, node: usize, what: String) -> Violation {
+        Violation { invariant: "recovery", what: format!("n{} had to end: {what}", self.nodes[node].member) }
+    }
+
+    /// Looks at what a replica did: whom it follows, what it applied.
+    pub(super) fn observe(&mut self, node: usize) -> Check {
+        let member = self.nodes[node].member;
+        let process = self.nodes[node].process.as_mut().expect("the caller looked");
+        let standing = process.replica.standing();
+        let before = std::mem::replace(&mut process.seen_standing, standing);
+        if standing != before {
+            if let (term, Role::Leader, _) = standing {
+                self.agreement.leads(member, term)?;
+            }
+            if let Some(change) = words::standing_words(before, standing) {
+                self.trace.tell(self.now, || format!("n{member} {change}"));
+            }
+        }
+        let applied = process.replica.state().revision();
+        let seen = std::mem::replace(&mut process.seen_applied, applied);
+        if applied == seen {
+            return Ok(());
+        }
+        let mut news = Vec::new();
+        for index in seen + 1..=applied {
+            // What a snapshot jumped over is not in the log; the state itself is compared below.
+            let Some(payload) = process.entries.get(&index) else { continue };
+            news.extend(self.agreement.applied(member, index, payload)?);
+        }
+        self.agreement.compare(member, process.replica.state())?;
+        let (last, revision) = (process.replica.state().last_token(), process.replica.state().revision());
+        for committed in news {
+            self.trace.tell(self.now, || {
+                let (what, came) = (
+                    words::command_words(&committed.command),
+                    words::outcome_words(&committed.applied.reply),
+                );
+                format!("entry {} is committed, says n{member}: {what}: {came}", committed.index)
+            });
+            self.tokens.committed(&committed)?;
+            self.requests.committed(&committed)?;
+            self.acknowledged.committed(&committed);
+            self.expiry.committed(&committed, &self.clients, self.now)?;
+            if let Some(stage) = &mut self.stage {
+                stage.committed(&committed, self.now);
+            }
+        }
+        self.tokens.compare(member, &self.agreement, last, revision)
+    }
+
+    pub(super) fn carry_out(&mut self, node: usize, output: Output) -> Check {
+        for message in output.messages {
+            self.agreement.sent(self.nodes[node].incarnation, &message)?;
+            let Some(to) = (message.to as usize).checked_sub(1).filter(|to| *to < self.nodes.len()) else {
+                continue;
+            };
+            let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+            let bytes = wire::encode_message(GROUP, message);
+            let arrives = self.send(node, to, bytes);
+            if is_snapshot {
+                let (incarnation, member) = (self.nodes[node].incarnation, to as u64 + 1);
+                let at = self.now + 20 * MILLISECOND;
+                self.schedule(
+                    at,
+                    Event::SnapshotSent { from: node, incarnation, to: member, delivered: arrives },
+                );
+            }
+        }
+        for (call, answer) in output.replies {
+            let process = self.nodes[node].process.as_mut().expect("a process that answers is there");
+            if let Some((client, operation)) = process.calls.remove(&call) {
+                let life = self.clients[client].life;
+                self.deliver_answer(client, life, operation, node, answer);
+            }
+        }
+        if let Some(file) = output.snapshot {
+            let at = self.now + self.random.between(1, 200) * MILLISECOND;
+            let incarnation = self.nodes[node].incarnation;
+            self.schedule(
+                at,
+                Event::SnapshotWritten { node, incarnation, index: file.index, payload: file.payload },
+            );
+        }
+        Ok(())
+    }
+}
