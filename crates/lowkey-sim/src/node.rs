@@ -52,8 +52,9 @@ pub(crate) struct Process {
     pub(crate) replica: Replica,
     pub(crate) wal: Wal,
     pub(crate) inbox: VecDeque<Input>,
-    /// Who waits for an answer: client and operation.
-    pub(crate) calls: BTreeMap<CallId, (usize, u64)>,
+    /// Who waits for an answer: client, its life, and the operation. A client that crashed meanwhile is
+    /// another one, and its answers are not for it.
+    pub(crate) calls: BTreeMap<CallId, (usize, u64, u64)>,
     pub(crate) last_call: u64,
     /// In true time.
     pub(crate) next_tick: u64,

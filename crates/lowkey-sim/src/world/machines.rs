@@ -193,8 +193,7 @@ impl World {
         }
         for (call, answer) in output.replies {
             let process = self.nodes[node].process.as_mut().expect("a process that answers is there");
-            if let Some((client, operation)) = process.calls.remove(&call) {
-                let life = self.clients[client].life;
+            if let Some((client, life, operation)) = process.calls.remove(&call) {
                 self.deliver_answer(client, life, operation, node, answer);
             }
         }

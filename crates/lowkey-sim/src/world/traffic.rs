@@ -62,7 +62,7 @@ impl World {
         let Some(process) = &mut self.nodes[node].process else { return };
         process.last_call += 1;
         let call = CallId(process.last_call);
-        process.calls.insert(call, (client, operation));
+        process.calls.insert(call, (client, life, operation));
         self.input(node, Input::Request(call, request));
     }
 
