@@ -25,9 +25,8 @@ pub(crate) struct Acknowledged {
     holders: BTreeMap<LockName, Vec<(u64, Option<Token>)>>,
     /// At which revision a lease began and ended.
     leases: BTreeMap<LeaseId, (u64, Option<u64>)>,
-    /// At which revision each answer was given for the first time, by owner or lease and request.
+    /// The last revision that is known to be committed.
     committed: u64,
-    releases: BTreeMap<LockName, Vec<u64>>,
     pub(crate) count: u64,
 }
 
@@ -41,7 +40,6 @@ impl Acknowledged {
                 }
                 Event::Freed { lock, .. } => {
                     self.holders.entry(lock.clone()).or_default().push((committed.index, None));
-                    self.releases.entry(lock.clone()).or_default().push(committed.index);
                 }
                 Event::LeaseCreated { lease, .. } => {
                     self.leases.insert(*lease, (committed.index, None));

@@ -12,7 +12,6 @@ const NAME: &str = "tokens";
 #[derive(Default)]
 pub(crate) struct Tokens {
     highest: u64,
-    by_lock: BTreeMap<LockName, u64>,
     granted: BTreeMap<u64, LockName>,
 }
 
@@ -34,7 +33,6 @@ impl Tokens {
                 return broken(NAME, format!("token {token} was granted after {}", self.highest));
             }
             self.highest = token.0;
-            self.by_lock.insert(lock.clone(), token.0);
             self.granted.insert(token.0, lock.clone());
         }
         Ok(())
