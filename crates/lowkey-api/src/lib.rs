@@ -4,6 +4,7 @@
 //!   documentation: messages, a client and a server stub, and their JSON form.
 //! - [`error`] has every reason for which a request can be refused, with its gRPC code and HTTP
 //!   status, in one table.
+//! - [`position`] is where a change stands in history, as watches tell it and are told it.
 //! - [`validity`] says until when a client may act as holder (R6, R7).
 //!
 //! Deliberately absent: I/O and clocks. Nothing here opens a connection or knows what time it is.
@@ -23,9 +24,11 @@
 //! ```
 
 pub mod error;
+pub mod position;
 pub mod validity;
 
 pub use error::{ApiError, ErrorDetail, Reason};
+pub use position::Position;
 
 /// Package `lowkey.v1`.
 pub mod v1 {

@@ -1,8 +1,9 @@
 //! The JSON form of the messages, as HTTP clients see it.
 
 use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, CreateLeaseResponse, GetLockResponse,
-    GetStatusResponse, Mode, ReleaseLockResponse, Scope,
+    AcquireLockRequest, AcquireLockResponse, CampaignRequest, CheckTokenResponse, CreateLeaseRequest,
+    CreateLeaseResponse, EventType, GetLockResponse, GetStatusResponse, LeaderResponse, ListLocksResponse,
+    LockHolder, LockWaiter, Mode, ObserveEvent, ReleaseLockResponse, Scope, WatchEvent,
 };
 
 #[test]
@@ -23,7 +24,13 @@ fn responses_are_camel_case_with_64_bit_integers_as_strings() {
 fn zero_values_are_written_out() {
     let lock = GetLockResponse { lock_name: "jobs".into(), ..GetLockResponse::default() };
     let json = serde_json::to_string(&lock).unwrap();
-    assert_eq!(json, r#"{"lockName":"jobs","holders":[],"waiters":[],"revision":"0"}"#);
+    assert_eq!(
+        json,
+        r#"{"lockName":"jobs","holders":[],"waiters":[],"revision":"0","waiterCount":0,"holderCount":0}"#
+    );
+
+    let json = serde_json::to_string(&ListLocksResponse::default()).unwrap();
+    assert_eq!(json, r#"{"locks":[],"nextPageToken":"","revision":"0","watchFrom":"0"}"#);
 
     let json = serde_json::to_value(GetStatusResponse::default()).unwrap();
     assert_eq!(json["isLeader"], false);
@@ -48,6 +55,64 @@ fn modes_and_scopes_are_words() {
     let request: AcquireLockRequest = serde_json::from_str(r#"{"mode":"SHARED","scope":"SUBTREE"}"#).unwrap();
     assert_eq!((request.mode(), request.scope()), (Mode::Shared, Scope::Subtree));
     assert!(serde_json::from_str::<AcquireLockRequest>(r#"{"mode":"LOOSELY"}"#).is_err());
+}
+
+#[test]
+fn holders_and_waiters_tell_mode_and_scope_in_words() {
+    let waiter = LockWaiter { mode: Mode::Shared.into(), position: 1, ..LockWaiter::default() };
+    assert_eq!(
+        serde_json::to_string(&waiter).unwrap(),
+        r#"{"ownerId":"","leaseId":"0","mode":"SHARED","scope":"NAME","position":1}"#
+    );
+    let holder = LockHolder { lease_id: 7, scope: Scope::Subtree.into(), ..LockHolder::default() };
+    let json =
+        serde_json::to_value(CheckTokenResponse { holder: Some(holder), ..Default::default() }).unwrap();
+    assert_eq!((&json["current"], &json["revision"]), (&false.into(), &"0".into()));
+    let holder = &json["holder"];
+    assert_eq!((&holder["mode"], &holder["scope"]), (&"EXCLUSIVE".into(), &"SUBTREE".into()));
+    assert_eq!((&holder["leaseId"], &holder["sinceUnixMs"]), (&"7".into(), &"0".into()));
+}
+
+#[test]
+fn events_tell_everything_even_what_is_zero() {
+    let event = WatchEvent {
+        r#type: EventType::Acquired.into(),
+        name: "jobs".into(),
+        fencing_token: u64::MAX,
+        revision: 12,
+        ordinal: 3,
+        ..WatchEvent::default()
+    };
+    assert_eq!(
+        serde_json::to_string(&event).unwrap(),
+        r#"{"type":"ACQUIRED","name":"jobs","owner":"","fencingToken":"18446744073709551615","revision":"12","#
+            .to_owned()
+            + r#""ordinal":3,"leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":false,"#
+            + r#""endReason":""}"#
+    );
+    assert_eq!(
+        serde_json::to_string(&ObserveEvent::default()).unwrap(),
+        r#"{"type":"HEARTBEAT","revision":"0","ordinal":0,"inTouch":false,"endReason":""}"#
+    );
+}
+
+#[test]
+fn a_leader_that_is_not_there_is_left_out() {
+    let json = serde_json::to_string(&LeaderResponse::default()).unwrap();
+    assert_eq!(json, r#"{"candidates":0,"revision":"0"}"#);
+}
+
+#[test]
+fn a_campaign_tells_no_wait_from_a_wait_that_was_left_out() {
+    for (json, wait_ms) in [
+        (r#"{"election":"e"}"#, None),
+        (r#"{"election":"e","waitMs":null}"#, None),
+        (r#"{"election":"e","wait_ms":0}"#, Some(0)),
+        (r#"{"election":"e","waitMs":"1500"}"#, Some(1500)),
+    ] {
+        let request: CampaignRequest = serde_json::from_str(json).unwrap();
+        assert_eq!(request.wait_ms, wait_ms, "{json}");
+    }
 }
 
 #[test]

@@ -78,6 +78,10 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "N", default_value_t = 100, env = "LOWKEY_MAX_STREAMS", value_parser = clap::value_parser!(u32).range(1..))]
     max_streams: u32,
 
+    /// Watches and observed elections that this node may have at a time
+    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_WATCH_STREAMS", value_parser = parse_positive)]
+    max_watch_streams: usize,
+
     /// Write logs as JSON, one object a line
     #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new())]
     log_json: bool,
@@ -178,6 +182,7 @@ async fn serve(args: ServerArgs) -> Result<(), StartError> {
         grpc_advertise: args.advertise_grpc_addr,
         http_advertise: args.advertise_http_addr,
         leases_max: args.max_leases,
+        watch_streams_max: args.max_watch_streams,
         limits: ServeLimits {
             max_connections: args.max_connections,
             max_streams_per_connection: args.max_streams,

@@ -4,9 +4,15 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
-use crate::name::{LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Token, Ttl};
+use crate::claim::{Mode, Scope};
+use crate::name::{
+    LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value,
+};
 
 /// One change of the replicated state.
+///
+/// `since_unix_ms` is the proposer's wall clock: shown as the time since which whoever is granted a lock
+/// by the entry holds it. Nothing is decided by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Makes a lease.
@@ -24,10 +30,12 @@ pub enum Command {
         lease: LeaseId,
         /// Must be the lease's owner.
         owner: OwnerId,
+        /// The proposer's wall clock, for display only.
+        since_unix_ms: u64,
         /// The operation's id.
         request: RequestId,
     },
-    /// Takes a lock if it is free.
+    /// Takes a lock if it is free, or gets in line for it.
     Acquire {
         /// The lock.
         lock: LockName,
@@ -35,12 +43,20 @@ pub enum Command {
         owner: OwnerId,
         /// The lease to hold it with.
         with: AcquireWith,
-        /// The proposer's wall clock, for display only: nothing is decided by it.
+        /// How to hold it.
+        mode: Mode,
+        /// What to cover.
+        scope: Scope,
+        /// What to show with it.
+        value: Value,
+        /// Get in line if it is not free. How long is the leader's to count, not the state's.
+        wait: bool,
+        /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
         /// The operation's id.
         request: RequestId,
     },
-    /// Gives a lock back.
+    /// Gives a lock back, or a place in its queue.
     Release {
         /// The lock.
         lock: LockName,
@@ -48,8 +64,33 @@ pub enum Command {
         grant: GrantRef,
         /// If given, the grant must have this token.
         token: Option<Token>,
+        /// The proposer's wall clock, for display only.
+        since_unix_ms: u64,
         /// The operation's id.
         request: RequestId,
+    },
+    /// Changes what a holder shows with its grant.
+    SetValue {
+        /// The lock.
+        lock: LockName,
+        /// Must be the lease's owner.
+        owner: OwnerId,
+        /// The lease that holds it.
+        lease: LeaseId,
+        /// If given, the grant must have this token.
+        token: Option<Token>,
+        /// What to show from now on.
+        value: Value,
+        /// The operation's id.
+        request: RequestId,
+    },
+    /// R10: ends waits whose time ran out, or whose callers are gone. Never touches a grant: a wait that
+    /// was granted before has no such place any more.
+    CancelWait {
+        /// The waits to end.
+        tickets: Vec<Ticket>,
+        /// The proposer's wall clock, for display only.
+        since_unix_ms: u64,
     },
     /// R4: ends leases whose time ran out, as decided by the leader of `decided_term`. Takes effect
     /// only if the entry itself is of that term.
@@ -58,12 +99,28 @@ pub enum Command {
         leases: Vec<LeaseId>,
         /// The term in which the leader decided so.
         decided_term: u64,
+        /// The proposer's wall clock, for display only.
+        since_unix_ms: u64,
     },
     /// Registers a node, or renews the addresses of one that is registered under the same identity.
     AddMember {
         /// The node as it describes itself.
         node: NodeInfo,
     },
+}
+
+impl Command {
+    /// Puts the proposer's wall clock into it, where it has a place.
+    pub fn stamp(&mut self, unix_ms: u64) {
+        match self {
+            Self::RevokeLease { since_unix_ms, .. }
+            | Self::Acquire { since_unix_ms, .. }
+            | Self::Release { since_unix_ms, .. }
+            | Self::CancelWait { since_unix_ms, .. }
+            | Self::Expire { since_unix_ms, .. } => *since_unix_ms = unix_ms,
+            Self::CreateLease { .. } | Self::SetValue { .. } | Self::AddMember { .. } => {}
+        }
+    }
 }
 
 /// The lease that an acquire is to hang on.
@@ -136,8 +193,23 @@ pub enum Reply {
         /// The revision at which it was granted.
         revision: u64,
     },
-    /// A lock was given back.
+    /// A place in a lock's queue was taken, or is still there.
+    Waiting {
+        /// Which.
+        ticket: Ticket,
+    },
+    /// A lock, or a place in its queue, was given back.
     Released,
+    /// What is shown with a grant was changed.
+    ValueSet {
+        /// The revision at which it was.
+        revision: u64,
+    },
+    /// Waits were ended.
+    WaitsCancelled {
+        /// How many: those that were granted or ended before are not counted.
+        count: u64,
+    },
     /// Leases were ended because their time ran out.
     Expired {
         /// How many: 0 if the entry was of another term than the decision.
@@ -163,12 +235,28 @@ pub enum Refusal {
         /// The lock that was named.
         lock: LockName,
     },
-    /// Another lease holds the lock.
+    /// Another lease holds the lock, or will before whoever asks.
     LockHeld {
         /// The lock that was asked for.
         lock: LockName,
-        /// Who holds it.
-        holder: Holder,
+        /// Who is in the way.
+        in_the_way: InTheWay,
+    },
+    /// The lease holds this name, or waits for it, in another mode or scope.
+    AlreadyHeld {
+        /// The lock that was asked for.
+        lock: LockName,
+        /// The lease that was named.
+        lease: LeaseId,
+        /// How the lease holds it, or is to.
+        mode: Mode,
+        /// What it covers, or is to.
+        scope: Scope,
+    },
+    /// The lock has as many waiters as a lock may.
+    TooManyWaiters {
+        /// The lock that was asked for.
+        lock: LockName,
     },
     /// The caller is not who it would have to be.
     NotOwner {
@@ -212,15 +300,45 @@ pub struct Holder {
     pub lease: LeaseId,
     /// The fencing token of its grant.
     pub token: Token,
+    /// How it holds it.
+    pub mode: Mode,
+    /// What it covers.
+    pub scope: Scope,
+    /// What it shows.
+    pub value: Value,
     /// The proposer's wall clock when it was granted, for display only.
     pub since_unix_ms: u64,
 }
 
-/// A change that others may want to know of, in the order in which it happened.
+/// Who waits for a lock, as told to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// The waiter's name for itself.
+    pub owner: OwnerId,
+    /// The lease that is to hold the lock.
+    pub lease: LeaseId,
+    /// How it is to be held.
+    pub mode: Mode,
+    /// What is to be covered.
+    pub scope: Scope,
+}
+
+/// Why somebody does not get a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InTheWay {
+    /// What is held: the lock itself, a subtree above it, or something below it.
+    pub held: LockName,
+    /// Who holds it.
+    pub holder: Holder,
+    /// How many wait for the lock that was asked for.
+    pub waiters: usize,
+}
+
+/// What happened while an entry was applied, in that order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A lease was made.
-    LeaseCreated {
+    /// The time of a lease begins: it was made, or its wait was granted (R7).
+    LeaseStarted {
         /// Which.
         lease: LeaseId,
         /// Its time to live.
@@ -231,24 +349,53 @@ pub enum Event {
         /// Which.
         lease: LeaseId,
     },
-    /// A lock has a new holder.
-    Acquired {
+    /// A lock changed hands, or its queue did: what watchers are told.
+    Changed(Change),
+    /// A wait is over.
+    WaitEnded {
         /// Which.
-        lock: LockName,
-        /// The holder's lease.
-        lease: LeaseId,
-        /// The grant's token.
-        token: Token,
+        ticket: Ticket,
+        /// How.
+        end: WaitEnd,
     },
-    /// A lock lost its holder.
-    Freed {
-        /// Which.
-        lock: LockName,
-        /// The token of the grant that ended.
-        token: Token,
-        /// Why.
-        cause: Cause,
-    },
+}
+
+/// A change of a lock that others may want to know of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// What happened.
+    pub kind: ChangeKind,
+    /// To which lock.
+    pub lock: LockName,
+    /// The holder's or waiter's name for itself.
+    pub owner: OwnerId,
+    /// Its lease.
+    pub lease: LeaseId,
+    /// The grant's token; none for a waiter.
+    pub token: Option<Token>,
+    /// How it is held, or to be held.
+    pub mode: Mode,
+    /// What is covered, or to be covered.
+    pub scope: Scope,
+    /// What is shown; only where somebody acquired the lock or changed the value.
+    pub value: Value,
+    /// The proposer's wall clock when the grant was made; 0 for a waiter.
+    pub since_unix_ms: u64,
+}
+
+/// What happened to a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It has a new holder.
+    Acquired,
+    /// A holder is gone.
+    Freed(Cause),
+    /// Somebody waits for it.
+    Waiting,
+    /// A waiter left without it.
+    Cancelled,
+    /// A holder changed its value.
+    ValueSet,
 }
 
 /// Why a grant ended.
@@ -260,6 +407,30 @@ pub enum Cause {
     Revoked,
     /// The holder's lease ran out.
     Expired,
+}
+
+/// How a wait ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// With the lock.
+    Granted(Reply),
+    /// R10: its time ran out, or its callers were gone.
+    Cancelled {
+        /// The lock that it waited for.
+        lock: LockName,
+        /// Who was in the way; nobody if whoever was ended in the same entry.
+        in_the_way: Option<InTheWay>,
+    },
+    /// A release named its request.
+    GivenUp {
+        /// The lock that it waited for.
+        lock: LockName,
+    },
+    /// Its lease is gone.
+    LeaseGone {
+        /// Which.
+        lease: LeaseId,
+    },
 }
 
 /// The outcome of one command: the answer to its caller, and what changed.

@@ -8,11 +8,16 @@ use std::fmt;
 
 use prost::Message as _;
 
+use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
-use crate::name::{Invalid, LeaseId, LockName, NodeIdentity, NodeName, OwnerId, RequestId, Token, Ttl};
+use crate::name::{
+    Invalid, LeaseId, LockName, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value,
+};
 
 /// The version of the command set that this build understands. Raised with every new kind.
-pub const COMMAND_VERSION: u32 = 1;
+///
+/// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values.
+pub const COMMAND_VERSION: u32 = 2;
 
 /// Bytes that are not a command of a kind that this build knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +51,7 @@ impl From<Invalid> for DecodeError {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     kind: Option<Kind>,
 }
 
@@ -64,6 +69,10 @@ enum Kind {
     Expire(ExpireProto),
     #[prost(message, tag = "6")]
     AddMember(NodeInfoProto),
+    #[prost(message, tag = "7")]
+    SetValue(SetValueProto),
+    #[prost(message, tag = "8")]
+    CancelWait(CancelWaitProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -84,6 +93,8 @@ struct RevokeLeaseProto {
     owner: String,
     #[prost(string, tag = "3")]
     request: String,
+    #[prost(uint64, tag = "4")]
+    since_unix_ms: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -101,6 +112,14 @@ struct AcquireProto {
     since_unix_ms: u64,
     #[prost(string, tag = "6")]
     request: String,
+    #[prost(uint32, tag = "7")]
+    mode: u32,
+    #[prost(uint32, tag = "8")]
+    scope: u32,
+    #[prost(string, tag = "9")]
+    value: String,
+    #[prost(bool, tag = "10")]
+    wait: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -121,6 +140,33 @@ struct ReleaseProto {
     /// Empty when the lease is given.
     #[prost(string, tag = "6")]
     owner: String,
+    #[prost(uint64, tag = "7")]
+    since_unix_ms: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct SetValueProto {
+    #[prost(string, tag = "1")]
+    lock: String,
+    #[prost(string, tag = "2")]
+    owner: String,
+    #[prost(uint64, tag = "3")]
+    lease: u64,
+    /// 0 when no token was given: tokens start at 1.
+    #[prost(uint64, tag = "4")]
+    token: u64,
+    #[prost(string, tag = "5")]
+    value: String,
+    #[prost(string, tag = "6")]
+    request: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct CancelWaitProto {
+    #[prost(uint64, repeated, tag = "1")]
+    tickets: Vec<u64>,
+    #[prost(uint64, tag = "2")]
+    since_unix_ms: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -129,6 +175,8 @@ struct ExpireProto {
     leases: Vec<u64>,
     #[prost(uint64, tag = "2")]
     decided_term: u64,
+    #[prost(uint64, tag = "3")]
+    since_unix_ms: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -163,11 +211,17 @@ impl Command {
     }
 
     /// A number that tells two commands apart that share a request id. What may differ between a
-    /// request and its honest retry, the proposer's wall clock, is left out.
+    /// request and its honest retry is left out: the proposer's wall clock, and whether to wait.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut kind = self.to_proto();
-        if let Kind::Acquire(acquire) = &mut kind {
-            acquire.since_unix_ms = 0;
+        match &mut kind {
+            Kind::RevokeLease(revoke) => revoke.since_unix_ms = 0,
+            Kind::Acquire(acquire) => {
+                acquire.since_unix_ms = 0;
+                acquire.wait = false;
+            }
+            Kind::Release(release) => release.since_unix_ms = 0,
+            _ => {}
         }
         crate::snapshot::fnv1a(&CommandProto { kind: Some(kind) }.encode_to_vec())
     }
@@ -179,12 +233,15 @@ impl Command {
                 ttl_seconds: ttl.seconds(),
                 request: request.to_string(),
             }),
-            Self::RevokeLease { lease, owner, request } => Kind::RevokeLease(RevokeLeaseProto {
-                lease: lease.0,
-                owner: owner.to_string(),
-                request: request.to_string(),
-            }),
-            Self::Acquire { lock, owner, with, since_unix_ms, request } => {
+            Self::RevokeLease { lease, owner, since_unix_ms, request } => {
+                Kind::RevokeLease(RevokeLeaseProto {
+                    lease: lease.0,
+                    owner: owner.to_string(),
+                    request: request.to_string(),
+                    since_unix_ms: *since_unix_ms,
+                })
+            }
+            Self::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, request } => {
                 let (lease, new_lease_ttl_seconds) = match with {
                     AcquireWith::Lease(lease) => (lease.0, 0),
                     AcquireWith::NewLease(ttl) => (0, ttl.seconds()),
@@ -196,9 +253,13 @@ impl Command {
                     new_lease_ttl_seconds,
                     since_unix_ms: *since_unix_ms,
                     request: request.to_string(),
+                    mode: encode_mode(*mode),
+                    scope: encode_scope(*scope),
+                    value: value.as_str().to_owned(),
+                    wait: *wait,
                 })
             }
-            Self::Release { lock, grant, token, request } => {
+            Self::Release { lock, grant, token, since_unix_ms, request } => {
                 let (lease, acquire_request, owner) = match grant {
                     GrantRef::Lease(lease) => (lease.0, String::new(), String::new()),
                     GrantRef::Request(acquire, Requester::Lease(lease)) => {
@@ -215,11 +276,25 @@ impl Command {
                     token: token.map_or(0, |token| token.0),
                     request: request.to_string(),
                     owner,
+                    since_unix_ms: *since_unix_ms,
                 })
             }
-            Self::Expire { leases, decided_term } => Kind::Expire(ExpireProto {
+            Self::SetValue { lock, owner, lease, token, value, request } => Kind::SetValue(SetValueProto {
+                lock: lock.to_string(),
+                owner: owner.to_string(),
+                lease: lease.0,
+                token: token.map_or(0, |token| token.0),
+                value: value.as_str().to_owned(),
+                request: request.to_string(),
+            }),
+            Self::CancelWait { tickets, since_unix_ms } => Kind::CancelWait(CancelWaitProto {
+                tickets: tickets.iter().map(|ticket| ticket.0).collect(),
+                since_unix_ms: *since_unix_ms,
+            }),
+            Self::Expire { leases, decided_term, since_unix_ms } => Kind::Expire(ExpireProto {
                 leases: leases.iter().map(|lease| lease.0).collect(),
                 decided_term: *decided_term,
+                since_unix_ms: *since_unix_ms,
             }),
             Self::AddMember { node } => Kind::AddMember(NodeInfoProto::from(node)),
         }
@@ -235,6 +310,7 @@ impl Command {
             Kind::RevokeLease(proto) => Self::RevokeLease {
                 lease: LeaseId(proto.lease),
                 owner: OwnerId::parse(&proto.owner)?,
+                since_unix_ms: proto.since_unix_ms,
                 request: RequestId::parse(&proto.request)?,
             },
             Kind::Acquire(proto) => Self::Acquire {
@@ -244,6 +320,10 @@ impl Command {
                     0 => AcquireWith::NewLease(Ttl::parse(proto.new_lease_ttl_seconds)?),
                     lease => AcquireWith::Lease(LeaseId(lease)),
                 },
+                mode: decode_mode(proto.mode)?,
+                scope: decode_scope(proto.scope)?,
+                value: Value::parse(&proto.value)?,
+                wait: proto.wait,
                 since_unix_ms: proto.since_unix_ms,
                 request: RequestId::parse(&proto.request)?,
             },
@@ -263,15 +343,61 @@ impl Command {
                     lock: LockName::parse(&proto.lock)?,
                     grant,
                     token: (proto.token != 0).then_some(Token(proto.token)),
+                    since_unix_ms: proto.since_unix_ms,
                     request: RequestId::parse(&proto.request)?,
                 }
             }
+            Kind::SetValue(proto) => Self::SetValue {
+                lock: LockName::parse(&proto.lock)?,
+                owner: OwnerId::parse(&proto.owner)?,
+                lease: LeaseId(proto.lease),
+                token: (proto.token != 0).then_some(Token(proto.token)),
+                value: Value::parse(&proto.value)?,
+                request: RequestId::parse(&proto.request)?,
+            },
+            Kind::CancelWait(proto) => Self::CancelWait {
+                tickets: proto.tickets.into_iter().map(Ticket).collect(),
+                since_unix_ms: proto.since_unix_ms,
+            },
             Kind::Expire(proto) => Self::Expire {
                 leases: proto.leases.into_iter().map(LeaseId).collect(),
                 decided_term: proto.decided_term,
+                since_unix_ms: proto.since_unix_ms,
             },
             Kind::AddMember(proto) => Self::AddMember { node: proto.try_into()? },
         })
+    }
+}
+
+pub(crate) fn encode_mode(mode: Mode) -> u32 {
+    match mode {
+        Mode::Exclusive => 0,
+        Mode::Shared => 1,
+    }
+}
+
+/// A number that is not known was written by a later version.
+pub(crate) fn decode_mode(number: u32) -> Result<Mode, DecodeError> {
+    match number {
+        0 => Ok(Mode::Exclusive),
+        1 => Ok(Mode::Shared),
+        _ => Err(DecodeError::UnknownKind),
+    }
+}
+
+pub(crate) fn encode_scope(scope: Scope) -> u32 {
+    match scope {
+        Scope::Name => 0,
+        Scope::Subtree => 1,
+    }
+}
+
+/// A number that is not known was written by a later version.
+pub(crate) fn decode_scope(number: u32) -> Result<Scope, DecodeError> {
+    match number {
+        0 => Ok(Scope::Name),
+        1 => Ok(Scope::Subtree),
+        _ => Err(DecodeError::UnknownKind),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The pure state machine of lowkey: leases, locks and fencing tokens.
+//! The pure state machine of lowkey: leases, locks, queues and fencing tokens.
 //!
 //! [`State::apply`] takes one committed [`Command`] and gives the answer and what changed. It is the
 //! same function on every replica and on every replay, so everything in this crate is a value and a
@@ -7,8 +7,10 @@
 //! Deliberately absent: clocks (R5), randomness, I/O, async, threads, and any collection whose order
 //! of iteration is not defined. `clippy.toml` beside the manifest keeps it so.
 
+mod claim;
 mod command;
 mod encoding;
+mod holders;
 pub mod limits;
 pub mod mutants;
 mod name;
@@ -16,12 +18,16 @@ mod recent;
 mod snapshot;
 mod state;
 
+pub use claim::{Mode, Scope};
 pub use command::{
-    AcquireWith, Applied, Cause, Command, Event, GrantRef, Holder, NodeInfo, Refusal, Reply, Requester,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay, NodeInfo,
+    Refusal, Reply, Requester, WaitEnd, Waiter,
 };
 pub use encoding::{COMMAND_VERSION, DecodeError};
+pub use holders::Grant;
 pub use name::{
-    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Token, Ttl,
+    ClusterId, Invalid, LeaseId, LockName, MemberId, NamePrefix, NodeIdentity, NodeName, OwnerId, RequestId,
+    Ticket, Token, Ttl, Value, WaitTime,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{Grant, Lease, State};
+pub use state::{Lease, LockView, State};

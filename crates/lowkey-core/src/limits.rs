@@ -23,7 +23,11 @@ pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 pub const NODE_NAME_BYTES_MAX: usize = 128;
 /// Longest `host:port` that a node may advertise, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
-/// Locks that one lease may hold at a time.
+/// Waiters that one lock may have at a time.
+pub const WAITERS_PER_LOCK_MAX: usize = 10_000;
+/// Waits that one `CancelWait` entry may name, so that no log entry grows without bound.
+pub const WAITS_PER_CANCEL_MAX: usize = 4096;
+/// Locks that one lease may hold or wait for at a time.
 pub const LOCKS_PER_LEASE_MAX: usize = 10_000;
 /// Operations of one lease that may be under way at a time. Half of [`REQUESTS_PER_LEASE_KEPT`], so
 /// that whatever may still be retried is still remembered.
@@ -34,3 +38,6 @@ pub const REQUESTS_PER_LEASE_KEPT: usize = 256;
 pub const LEASE_REQUESTS_KEPT: usize = 100_000;
 /// Leases that one `Expire` entry may name, so that no log entry grows without bound.
 pub const LEASES_PER_EXPIRE_MAX: usize = 4096;
+/// Changes that a node remembers for watches to resume from. Each node has its own memory of them:
+/// this one decides nothing.
+pub const HISTORY_EVENTS_MAX: usize = 100_000;

@@ -3,13 +3,15 @@
 //! A value of one of these types is within its limits. There is no way to make one that is not, so
 //! nothing behind the edge checks again.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::limits::{
     LOCK_NAME_BYTES_MAX, NODE_NAME_BYTES_MAX, OWNER_ID_BYTES_MAX, REQUEST_ID_BYTES_MAX, TTL_SECONDS_MAX,
-    TTL_SECONDS_MIN,
+    TTL_SECONDS_MIN, VALUE_BYTES_MAX, WAIT_MS_MAX,
 };
+use crate::mutants;
 
 /// A request field that was refused, and what would have been allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +63,13 @@ macro_rules! text_type {
             }
         }
 
+        // Compared as its text is: look-ups need no new name.
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.0)
@@ -87,19 +96,120 @@ impl LockName {
         const FIELD: &str = "lock_name";
         check_text(FIELD, text, LOCK_NAME_BYTES_MAX)?;
         let segments = text.strip_prefix('/').unwrap_or(text);
-        for segment in segments.split('/') {
-            match segment {
-                "" => {
-                    return Err(Invalid::new(
-                        FIELD,
-                        "must have no empty segment between, before or after '/'",
-                    ));
-                }
-                "." | ".." => return Err(Invalid::new(FIELD, "must have no segment that is '.' or '..'")),
-                _ => {}
-            }
-        }
+        segments.split('/').try_for_each(|segment| check_segment(FIELD, segment))?;
         Ok(Self(text.into()))
+    }
+
+    /// The names above this one, from the top down: `a` and `a/b` for `a/b/c`. A leading `/` is part of
+    /// the first.
+    pub fn ancestors(&self) -> impl Iterator<Item = &str> {
+        let is_end = |end: char| end == '/' || mutants::is_active("a prefix counts as a parent");
+        self.0.match_indices(is_end).filter(|(at, _)| *at > 0).map(|(at, _)| &self.0[..at])
+    }
+
+    /// A name that [`LockName::ancestors`] gave: what is above a name is one.
+    pub(crate) fn from_ancestor(ancestor: &str) -> Self {
+        Self(ancestor.into())
+    }
+
+    /// The bounds of all that is below this name: from the first, and before the second.
+    pub(crate) fn below(&self) -> (String, String) {
+        // '0' comes right after '/'.
+        (format!("{}/", self.0), format!("{}0", self.0))
+    }
+}
+
+fn check_segment(field: &'static str, segment: &str) -> Result<(), Invalid> {
+    match segment {
+        "" => Err(Invalid::new(field, "must have no empty segment between, before or after '/'")),
+        "." | ".." => Err(Invalid::new(field, "must have no segment that is '.' or '..'")),
+        _ => Ok(()),
+    }
+}
+
+text_type! {
+    /// What names may begin with: a plain text, empty for all names. `a/b` is a prefix of `a/bc` too.
+    NamePrefix
+}
+
+impl NamePrefix {
+    /// Parses a prefix, or says what is allowed. What no name could begin with is refused.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        const FIELD: &str = "prefix";
+        if !text.is_empty() {
+            check_text(FIELD, text, LOCK_NAME_BYTES_MAX)?;
+        }
+        let mut segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
+        // The last segment may go on.
+        segments.pop();
+        segments.into_iter().try_for_each(|segment| check_segment(FIELD, segment))?;
+        Ok(Self(text.into()))
+    }
+
+    /// True if the name begins with this.
+    pub fn covers(&self, name: &LockName) -> bool {
+        name.0.starts_with(&*self.0)
+    }
+}
+
+/// The text that a holder shows with its grant: at most 4096 bytes of UTF-8, mostly empty.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Value(Option<Arc<str>>);
+
+impl Value {
+    /// Parses a value, or says what is allowed.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        if text.len() > VALUE_BYTES_MAX {
+            let problem = format!("must be at most {VALUE_BYTES_MAX} bytes of UTF-8, and is {}", text.len());
+            return Err(Invalid::new("value", problem));
+        }
+        Ok(Self((!text.is_empty()).then(|| text.into())))
+    }
+
+    /// The text itself.
+    pub fn as_str(&self) -> &str {
+        self.0.as_deref().unwrap_or_default()
+    }
+
+    /// True if there is nothing to show.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_str())
+    }
+}
+
+/// How long a caller is ready to wait for a lock: 0 to 24 hours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WaitTime(u32);
+
+impl WaitTime {
+    /// Not at all.
+    pub const NONE: Self = Self(0);
+
+    /// Parses a number of milliseconds, or says what is allowed.
+    pub fn parse(milliseconds: i64) -> Result<Self, Invalid> {
+        match u32::try_from(milliseconds) {
+            Ok(wait) if milliseconds <= WAIT_MS_MAX => Ok(Self(wait)),
+            _ => Err(Invalid::new(
+                "wait_ms",
+                format!("must be 0 to {WAIT_MS_MAX} milliseconds, and is {milliseconds}"),
+            )),
+        }
+    }
+
+    /// The whole milliseconds.
+    pub fn milliseconds(self) -> i64 {
+        i64::from(self.0)
+    }
+
+    /// The same span in nanoseconds.
+    pub fn nanos(self) -> u64 {
+        u64::from(self.0) * 1_000_000
     }
 }
 
@@ -201,6 +311,11 @@ number_type! {
 }
 
 number_type! {
+    /// A place in the order of waiting: the revision of the entry that made it.
+    Ticket
+}
+
+number_type! {
     /// A node's id within the Raft group, from a replicated counter and never reused.
     MemberId
 }
@@ -253,6 +368,50 @@ mod tests {
         }
         for bad in ["/", "//a", "a/", "a//b", ".", "a/./b", "..", "a/..", "a\nb", "a\u{7f}b"] {
             assert!(LockName::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_above_a_name_ends_at_its_slashes() {
+        let above = |text: &str| -> Vec<String> {
+            LockName::parse(text).unwrap().ancestors().map(str::to_owned).collect()
+        };
+        assert_eq!(above("a"), [""; 0]);
+        assert_eq!(above("/a"), [""; 0]);
+        assert_eq!(above("a/b/c"), ["a", "a/b"]);
+        assert_eq!(above("/a/b/c"), ["/a", "/a/b"]);
+    }
+
+    #[test]
+    fn what_is_below_a_name_lies_between_its_bounds() {
+        let (from, before) = LockName::parse("a").unwrap().below();
+        for inside in ["a/b", "a/b/c", "a/\u{10ffff}"] {
+            assert!(*inside >= *from && *inside < *before, "{inside}");
+        }
+        for outside in ["a", "ab", "a.b", "a0", "a-b", "b"] {
+            assert!(*outside < *from || *outside >= *before, "{outside}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_is_what_a_name_could_begin_with() {
+        for good in ["", "/", "a", "a/", "a/b", ".", "..", "a/.", "/a/"] {
+            assert!(NamePrefix::parse(good).is_ok(), "{good:?}");
+        }
+        for bad in ["//", "a//", "./a", "a/../b", "a\nb", &"x".repeat(513)] {
+            assert!(NamePrefix::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn values_and_waits_at_the_limit_are_taken_and_beyond_it_refused() {
+        assert!(Value::parse(&"v".repeat(4096)).is_ok());
+        assert!(Value::parse(&"v".repeat(4097)).is_err());
+        for good in [0, 1, 86_400_000] {
+            assert_eq!(WaitTime::parse(good).unwrap().milliseconds(), good);
+        }
+        for bad in [-1, 86_400_001, i64::MIN, i64::MAX] {
+            assert!(WaitTime::parse(bad).is_err(), "{bad}");
         }
     }
 

@@ -10,18 +10,23 @@ use std::fmt;
 
 use prost::Message as _;
 
+use crate::claim::Mode;
 use crate::command::{NodeInfo, Reply};
-use crate::encoding::{DecodeError, NodeInfoProto};
+use crate::encoding::{DecodeError, NodeInfoProto, decode_mode, decode_scope, encode_mode, encode_scope};
+use crate::holders::Grant;
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::mutants;
 use crate::name::{
-    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Token, Ttl,
+    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket,
+    Token, Ttl, Value,
 };
 use crate::recent::Remembered;
-use crate::state::{Grant, Lease, State};
+use crate::state::{Lease, State, Wait};
 
 /// The version of the snapshot's format. Raised when an older reader would misread it.
-pub const SNAPSHOT_VERSION: u32 = 1;
+///
+/// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these.
+pub const SNAPSHOT_VERSION: u32 = 2;
 
 /// Bytes that are not a snapshot that this build can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +60,12 @@ impl From<Invalid> for SnapshotError {
 
 impl From<DecodeError> for SnapshotError {
     fn from(error: DecodeError) -> Self {
-        Self::Malformed(error.to_string())
+        match error {
+            DecodeError::UnknownKind => {
+                Self::Malformed("it has a part that this version does not know".into())
+            }
+            DecodeError::Malformed(what) => Self::Malformed(what),
+        }
     }
 }
 
@@ -93,6 +103,9 @@ struct StateProto {
     members: Vec<MemberProto>,
     #[prost(message, repeated, tag = "10")]
     lease_requests: Vec<RequestProto>,
+    /// In the order of waiting.
+    #[prost(message, repeated, tag = "11")]
+    waits: Vec<WaitProto>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -105,8 +118,11 @@ struct LeaseProto {
     ttl_seconds: i64,
     #[prost(message, repeated, tag = "4")]
     requests: Vec<RequestProto>,
+    #[prost(bool, tag = "5")]
+    is_waiting: bool,
 }
 
+/// One grant of a lock.
 #[derive(Clone, PartialEq, prost::Message)]
 struct LockProto {
     #[prost(string, tag = "1")]
@@ -121,6 +137,34 @@ struct LockProto {
     since_unix_ms: u64,
     #[prost(string, tag = "6")]
     request: String,
+    #[prost(uint32, tag = "7")]
+    mode: u32,
+    #[prost(uint32, tag = "8")]
+    scope: u32,
+    #[prost(string, tag = "9")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct WaitProto {
+    #[prost(uint64, tag = "1")]
+    ticket: u64,
+    #[prost(string, tag = "2")]
+    lock: String,
+    #[prost(uint64, tag = "3")]
+    lease: u64,
+    #[prost(uint32, tag = "4")]
+    mode: u32,
+    #[prost(uint32, tag = "5")]
+    scope: u32,
+    #[prost(string, tag = "6")]
+    value: String,
+    #[prost(string, tag = "7")]
+    request: String,
+    #[prost(fixed64, tag = "8")]
+    fingerprint: u64,
+    #[prost(bool, tag = "9")]
+    makes_lease: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -140,7 +184,7 @@ struct RequestProto {
     owner: String,
     #[prost(fixed64, tag = "3")]
     fingerprint: u64,
-    #[prost(oneof = "ReplyProto", tags = "4, 5, 6, 7")]
+    #[prost(oneof = "ReplyProto", tags = "4, 5, 6, 7, 8")]
     reply: Option<ReplyProto>,
 }
 
@@ -154,6 +198,8 @@ enum ReplyProto {
     Granted(GrantedProto),
     #[prost(bool, tag = "7")]
     Released(bool),
+    #[prost(uint64, tag = "8")]
+    ValueSet(u64),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -187,7 +233,7 @@ impl State {
             last_lease: self.last_lease.0,
             last_member: self.last_member.0,
             leases: self.leases.iter().map(|(id, lease)| lease_proto(*id, lease)).collect(),
-            locks: self.locks.iter().map(|(name, grant)| lock_proto(name, grant)).collect(),
+            locks: self.grants().map(|(name, grant)| lock_proto(name, grant)).collect(),
             members: self
                 .members
                 .iter()
@@ -199,6 +245,7 @@ impl State {
                 .filter(|_| !mutants::is_active("snapshot without requests that made leases"))
                 .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered))
                 .collect(),
+            waits: self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)).collect(),
         }
         .encode_to_vec()
     }
@@ -220,9 +267,9 @@ impl State {
         state.last_lease = LeaseId(proto.last_lease);
         state.last_member = MemberId(proto.last_member);
         proto.leases.into_iter().try_for_each(|lease| state.restore_lease(lease))?;
-        proto.locks.into_iter().try_for_each(|lock| state.restore_lock(lock))?;
-        let tokens: BTreeSet<Token> = state.locks.values().map(|grant| grant.token).collect();
-        if tokens.len() != state.locks.len() {
+        proto.locks.into_iter().try_for_each(|lock| state.restore_grant(lock))?;
+        let tokens: BTreeSet<Token> = state.grants().map(|(_, grant)| grant.token).collect();
+        if tokens.len() != state.grants().count() {
             return malformed("two grants have the same token");
         }
         if mutants::is_active("snapshot without the counter") {
@@ -247,6 +294,8 @@ impl State {
             }
             state.lease_requests.insert(key, remembered(&request)?);
         }
+        proto.waits.into_iter().try_for_each(|wait| state.restore_wait(wait))?;
+        state.check_queues()?;
         Ok(state)
     }
 
@@ -266,6 +315,7 @@ impl State {
             return malformed(format!("lease {id} is beyond the counter {}", self.last_lease));
         }
         let mut lease = Lease::new(OwnerId::parse(&proto.owner)?, Ttl::parse(proto.ttl_seconds)?);
+        lease.is_waiting = proto.is_waiting;
         if proto.requests.len() > REQUESTS_PER_LEASE_KEPT {
             return malformed(format!("lease {id} remembers more requests than are kept"));
         }
@@ -282,7 +332,7 @@ impl State {
         }
     }
 
-    fn restore_lock(&mut self, proto: LockProto) -> Result<(), SnapshotError> {
+    fn restore_grant(&mut self, proto: LockProto) -> Result<(), SnapshotError> {
         let name = LockName::parse(&proto.name)?;
         let token = Token(proto.token);
         if token.0 == 0 || token > self.last_token {
@@ -298,16 +348,96 @@ impl State {
         let Some(lease) = self.leases.get_mut(&lease_id) else {
             return malformed(format!("lock {name} is held by lease {lease_id}, which does not exist"));
         };
-        lease.held.insert(name.clone());
+        if !lease.held.insert(name.clone()) || lease.is_waiting {
+            return malformed(format!("lock {name} is held by lease {lease_id}, which cannot be"));
+        }
+        let value = match mutants::is_active("snapshot without values") {
+            false => Value::parse(&proto.value)?,
+            true => Value::default(),
+        };
         let grant = Grant {
             lease: lease_id,
             token,
+            mode: decode_mode(proto.mode)?,
+            scope: decode_scope(proto.scope)?,
+            value,
             revision: proto.revision,
             since_unix_ms: proto.since_unix_ms,
             request: RequestId::parse(&proto.request)?,
         };
-        match self.locks.insert(name.clone(), grant) {
-            Some(_) => malformed(format!("lock {name} is held twice")),
+        self.paths.hold(&name, lease_id, token, grant.mode, grant.scope);
+        let holders = &mut self.locks.entry(name.clone()).or_default().holders;
+        // One stands for all who share it.
+        if let Some(other) = holders.iter().next()
+            && [other.mode, grant.mode] != [Mode::Shared; 2]
+        {
+            let other = other.lease;
+            return malformed(format!(
+                "{name} is held by leases {other} and {lease_id}, which exclude each other"
+            ));
+        }
+        holders.insert(grant);
+        Ok(())
+    }
+
+    fn restore_wait(&mut self, proto: WaitProto) -> Result<(), SnapshotError> {
+        if mutants::is_active("snapshot without waits") {
+            return Ok(());
+        }
+        let ticket = Ticket(proto.ticket);
+        if ticket.0 == 0 || ticket.0 > self.revision || self.waits.contains_key(&ticket) {
+            return malformed(format!("place {ticket} is there twice, or is yet to come"));
+        }
+        let lease_id = LeaseId(proto.lease);
+        let request = RequestId::parse(&proto.request)?;
+        let Some(lease) = self.leases.get(&lease_id) else {
+            return malformed(format!("lease {lease_id} waits, and does not exist"));
+        };
+        let key = (lease.owner.clone(), request.clone());
+        let known = match proto.makes_lease {
+            true => self.lease_making_waits.contains_key(&key) || self.lease_requests.get(&key).is_some(),
+            false => lease.requests.get(&request).is_some(),
+        };
+        let waits = lease.waits.as_ref();
+        let waits_already = match proto.makes_lease {
+            true => waits.is_some(),
+            false => waits.is_some_and(|waits| waits.by_request.contains_key(&request)),
+        };
+        if known || waits_already || lease.is_waiting != proto.makes_lease {
+            return malformed(format!("lease {lease_id} waits with request {request}, which cannot be"));
+        }
+        let wait = Wait {
+            lock: LockName::parse(&proto.lock)?,
+            lease: lease_id,
+            mode: decode_mode(proto.mode)?,
+            scope: decode_scope(proto.scope)?,
+            value: Value::parse(&proto.value)?,
+            request,
+            fingerprint: proto.fingerprint,
+            makes_lease: proto.makes_lease,
+        };
+        if let Some((mode, scope)) = self.claimed(lease_id, &wait.lock)
+            && (mode, scope) != (wait.mode, wait.scope)
+        {
+            let lock = wait.lock;
+            return malformed(format!(
+                "lease {lease_id} waits for {lock} otherwise than it has or awaits it"
+            ));
+        }
+        self.enqueue(ticket, wait, &mut Vec::new());
+        Ok(())
+    }
+
+    /// A lease that waits to begin has the wait that made it; holders bear each other; nobody waits
+    /// for nothing.
+    fn check_queues(&self) -> Result<(), SnapshotError> {
+        if let Some((id, _)) = self.leases().find(|(_, lease)| lease.is_waiting && lease.waits.is_none())
+            && !mutants::is_active("snapshot without waits")
+        {
+            return malformed(format!("lease {id} waits for nothing"));
+        }
+        match self.contradiction() {
+            Some(what) => malformed(what),
             None => Ok(()),
         }
     }
@@ -338,6 +468,21 @@ fn lease_proto(id: LeaseId, lease: &Lease) -> LeaseProto {
             .filter(|_| !mutants::is_active("snapshot without the requests of leases"))
             .map(|(request, remembered)| request_proto(None, request, remembered))
             .collect(),
+        is_waiting: lease.is_waiting,
+    }
+}
+
+fn wait_proto(ticket: Ticket, wait: &Wait) -> WaitProto {
+    WaitProto {
+        ticket: ticket.0,
+        lock: wait.lock.to_string(),
+        lease: wait.lease.0,
+        mode: encode_mode(wait.mode),
+        scope: encode_scope(wait.scope),
+        value: wait.value.as_str().to_owned(),
+        request: wait.request.to_string(),
+        fingerprint: wait.fingerprint,
+        makes_lease: wait.makes_lease,
     }
 }
 
@@ -349,6 +494,9 @@ fn lock_proto(name: &LockName, grant: &Grant) -> LockProto {
         revision: grant.revision,
         since_unix_ms: grant.since_unix_ms,
         request: grant.request.to_string(),
+        mode: encode_mode(grant.mode),
+        scope: encode_scope(grant.scope),
+        value: grant.value.as_str().to_owned(),
     }
 }
 
@@ -365,8 +513,12 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
             revision: *revision,
         }),
         Reply::Released => ReplyProto::Released(true),
-        Reply::Expired { .. } | Reply::MemberAdded { .. } => {
-            unreachable!("only requests of clients are remembered")
+        Reply::ValueSet { revision } => ReplyProto::ValueSet(*revision),
+        Reply::Waiting { .. }
+        | Reply::WaitsCancelled { .. }
+        | Reply::Expired { .. }
+        | Reply::MemberAdded { .. } => {
+            unreachable!("only requests of clients that had their effect are remembered")
         }
     };
     RequestProto {
@@ -390,6 +542,7 @@ fn remembered(proto: &RequestProto) -> Result<Remembered, SnapshotError> {
             revision: granted.revision,
         },
         Some(ReplyProto::Released(_)) => Reply::Released,
+        Some(ReplyProto::ValueSet(revision)) => Reply::ValueSet { revision: *revision },
         None => return malformed(format!("request {} is remembered without its reply", proto.request)),
     };
     Ok(Remembered { fingerprint: proto.fingerprint, reply })

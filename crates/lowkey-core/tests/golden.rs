@@ -8,12 +8,17 @@
 //! none is given:
 //! - `create_lease OWNER ttl=SECONDS [request=ID]`
 //! - `revoke LEASE OWNER [request=ID]`
-//! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [since=MS] [request=ID]`
+//! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [mode=shared] [scope=subtree] [value=TEXT] [wait=true]
+//!   [request=ID]`
 //! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
 //! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`
+//! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
+//! - `cancel TICKET…`
 //! - `expire LEASE… decided_term=TERM`
 //! - `add_member NAME identity=0..255 [host=HOST] [version=N]`
 //! - `noop`: an entry without a command
+//!
+//! What can grant a lock takes `since=MS` too: the proposer's wall clock.
 //!
 //! And around them:
 //! - `check ENTRY`: what an entry would be answered, changing nothing
@@ -29,9 +34,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lowkey_core::{
-    AcquireWith, Applied, COMMAND_VERSION, Cause, ClusterId, Command, Event, GrantRef, Invalid, LeaseId,
-    LockName, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, State, Token,
-    Ttl,
+    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
+    InTheWay, Invalid, LeaseId, LockName, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply,
+    RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -80,6 +85,8 @@ enum Entry {
     Revoke {
         lease: u64,
         owner: String,
+        #[arg(key, optional)]
+        since: u64,
         #[arg(key)]
         request: Option<String>,
     },
@@ -90,6 +97,14 @@ enum Entry {
         lease: Option<u64>,
         #[arg(key)]
         ttl: Option<i64>,
+        #[arg(key)]
+        mode: Option<String>,
+        #[arg(key)]
+        scope: Option<String>,
+        #[arg(key, optional)]
+        value: String,
+        #[arg(key, optional)]
+        wait: bool,
         #[arg(key, optional)]
         since: u64,
         #[arg(key)]
@@ -105,14 +120,36 @@ enum Entry {
         owner: Option<String>,
         #[arg(key)]
         token: Option<u64>,
+        #[arg(key, optional)]
+        since: u64,
         #[arg(key)]
         request: Option<String>,
+    },
+    SetValue {
+        lock: String,
+        owner: String,
+        #[arg(key)]
+        lease: u64,
+        #[arg(key)]
+        token: Option<u64>,
+        #[arg(key)]
+        value: String,
+        #[arg(key)]
+        request: Option<String>,
+    },
+    Cancel {
+        #[arg(optional)]
+        tickets: Vec<u64>,
+        #[arg(key, optional)]
+        since: u64,
     },
     Expire {
         #[arg(optional)]
         leases: Vec<u64>,
         #[arg(key)]
         decided_term: u64,
+        #[arg(key, optional)]
+        since: u64,
     },
     AddMember {
         name: String,
@@ -135,23 +172,38 @@ impl Entry {
                 ttl: Ttl::parse(ttl)?,
                 request: id(request)?,
             },
-            Self::Revoke { lease, owner, request } => Command::RevokeLease {
+            Self::Revoke { lease, owner, since, request } => Command::RevokeLease {
                 lease: LeaseId(lease),
                 owner: OwnerId::parse(&owner)?,
-                request: id(request)?,
-            },
-            Self::Acquire { lock, owner, lease, ttl, since, request } => Command::Acquire {
-                lock: LockName::parse(&lock)?,
-                owner: OwnerId::parse(&owner)?,
-                with: match (lease, ttl) {
-                    (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
-                    (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
-                    _ => return Err("acquire takes a lease or a ttl".into()),
-                },
                 since_unix_ms: since,
                 request: id(request)?,
             },
-            Self::Release { lock, lease, by_request, owner, token, request } => Command::Release {
+            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, since, request } => {
+                Command::Acquire {
+                    lock: LockName::parse(&lock)?,
+                    owner: OwnerId::parse(&owner)?,
+                    with: match (lease, ttl) {
+                        (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
+                        (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
+                        _ => return Err("acquire takes a lease or a ttl".into()),
+                    },
+                    mode: match mode.as_deref() {
+                        None | Some("exclusive") => Mode::Exclusive,
+                        Some("shared") => Mode::Shared,
+                        Some(other) => return Err(format!("no such mode: {other}").into()),
+                    },
+                    scope: match scope.as_deref() {
+                        None | Some("name") => Scope::Name,
+                        Some("subtree") => Scope::Subtree,
+                        Some(other) => return Err(format!("no such scope: {other}").into()),
+                    },
+                    value: Value::parse(&value)?,
+                    wait,
+                    since_unix_ms: since,
+                    request: id(request)?,
+                }
+            }
+            Self::Release { lock, lease, by_request, owner, token, since, request } => Command::Release {
                 lock: LockName::parse(&lock)?,
                 grant: match (by_request, lease.map(LeaseId), owner) {
                     (None, Some(lease), None) => GrantRef::Lease(lease),
@@ -165,11 +217,26 @@ impl Entry {
                     _ => return Err("release takes a lease, or by_request and a lease or an owner".into()),
                 },
                 token: token.map(Token),
+                since_unix_ms: since,
                 request: id(request)?,
             },
-            Self::Expire { leases, decided_term } => {
-                Command::Expire { leases: leases.into_iter().map(LeaseId).collect(), decided_term }
-            }
+            Self::SetValue { lock, owner, lease, token, value, request } => Command::SetValue {
+                lock: LockName::parse(&lock)?,
+                owner: OwnerId::parse(&owner)?,
+                lease: LeaseId(lease),
+                token: token.map(Token),
+                value: Value::parse(&value)?,
+                request: id(request)?,
+            },
+            Self::Cancel { tickets, since } => Command::CancelWait {
+                tickets: tickets.into_iter().map(Ticket).collect(),
+                since_unix_ms: since,
+            },
+            Self::Expire { leases, decided_term, since } => Command::Expire {
+                leases: leases.into_iter().map(LeaseId).collect(),
+                decided_term,
+                since_unix_ms: since,
+            },
             Self::AddMember { name, identity, host, version } => {
                 let host = host.unwrap_or_else(|| name.clone());
                 Command::AddMember {
@@ -274,6 +341,10 @@ impl Runner {
                 lock: lock.clone(),
                 owner: owner.clone(),
                 with: AcquireWith::Lease(lease),
+                mode: Mode::default(),
+                scope: Scope::default(),
+                value: Value::default(),
+                wait: false,
                 since_unix_ms: 0,
                 request: request("acquire", self.next_revision)?,
             };
@@ -281,6 +352,7 @@ impl Runner {
                 lock: lock.clone(),
                 grant: GrantRef::Lease(lease),
                 token: None,
+                since_unix_ms: 0,
                 request: request("release", self.next_revision)?,
             };
             for command in [acquire, release] {
@@ -325,7 +397,10 @@ fn reply_words(reply: &Reply) -> String {
                 ttl.seconds()
             )
         }
+        Reply::Waiting { ticket } => format!("waiting, ticket {ticket}"),
         Reply::Released => "released".to_owned(),
+        Reply::ValueSet { revision } => format!("value set at revision {revision}"),
+        Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
     }
@@ -335,10 +410,13 @@ fn refusal_words(refusal: &Refusal) -> String {
     match refusal {
         Refusal::LeaseNotFound { lease } => format!("LEASE_NOT_FOUND lease {lease}"),
         Refusal::LockNotFound { lock } => format!("LOCK_NOT_FOUND {lock}"),
-        Refusal::LockHeld { lock, holder } => format!(
-            "LOCK_HELD {lock}, by {} with lease {}, token {}, since {} ms",
-            holder.owner, holder.lease, holder.token, holder.since_unix_ms
-        ),
+        Refusal::LockHeld { lock, in_the_way } => {
+            format!("LOCK_HELD {lock}, {}", way_words(lock, in_the_way))
+        }
+        Refusal::AlreadyHeld { lock, lease, mode, scope } => {
+            format!("ALREADY_HELD {lock}, by lease {lease}, as {mode:?} {scope:?}")
+        }
+        Refusal::TooManyWaiters { lock } => format!("TOO_MANY_WAITERS {lock}"),
         Refusal::NotOwner { what } => format!("NOT_OWNER {what}"),
         Refusal::StaleToken { lock, given, current } => {
             format!("STALE_TOKEN {lock}, given {given}, current {current}")
@@ -349,23 +427,82 @@ fn refusal_words(refusal: &Refusal) -> String {
     }
 }
 
+/// Who holds what, where it is not the very lock that was asked for, and who waits with whoever asked.
+fn way_words(asked: &LockName, way: &InTheWay) -> String {
+    let InTheWay { held, holder, waiters } = way;
+    let mut words = format!(
+        "by {} with lease {}, token {}{}, since {} ms",
+        holder.owner,
+        holder.lease,
+        holder.token,
+        claim_words(holder.mode, holder.scope, &holder.value),
+        holder.since_unix_ms
+    );
+    if held != asked {
+        words += &format!(", on {held}");
+    }
+    if *waiters > 0 {
+        words += &format!(", {waiters} waiting");
+    }
+    words
+}
+
+/// What is not as it mostly is: exclusive, on the name alone, and with no value.
+fn claim_words(mode: Mode, scope: Scope, value: &Value) -> String {
+    let mut words = String::new();
+    if mode == Mode::Shared {
+        words += ", shared";
+    }
+    if scope == Scope::Subtree {
+        words += ", subtree";
+    }
+    if !value.is_empty() {
+        words += &format!(", value {value:?}");
+    }
+    words
+}
+
 fn event_words(event: &Event) -> String {
     match event {
-        Event::LeaseCreated { lease, ttl } => {
-            format!("event: lease {lease} created, ttl {} s", ttl.seconds())
+        Event::LeaseStarted { lease, ttl } => {
+            format!("event: lease {lease} started, ttl {} s", ttl.seconds())
         }
         Event::LeaseEnded { lease } => format!("event: lease {lease} ended"),
-        Event::Acquired { lock, lease, token } => {
-            format!("event: {lock} acquired, lease {lease}, token {token}")
+        Event::Changed(change) => format!("event: {}", change_words(change)),
+        Event::WaitEnded { ticket, end } => {
+            let end = match end {
+                WaitEnd::Granted(reply) => reply_words(reply),
+                WaitEnd::Cancelled { lock, in_the_way: Some(way) } => {
+                    format!("cancelled, {lock} is held {}", way_words(lock, way))
+                }
+                WaitEnd::Cancelled { lock, in_the_way: None } => {
+                    format!("cancelled, nobody is in the way of {lock}")
+                }
+                WaitEnd::GivenUp { lock } => format!("given up, for {lock}"),
+                WaitEnd::LeaseGone { lease } => format!("lease {lease} is gone"),
+            };
+            format!("event: wait {ticket} ended: {end}")
         }
-        Event::Freed { lock, token, cause } => {
+    }
+}
+
+fn change_words(change: &Change) -> String {
+    let Change { kind, lock, owner, lease, token, mode, scope, value, since_unix_ms: _ } = change;
+    let token = token.map_or(0, |token| token.0);
+    let claim = claim_words(*mode, *scope, value);
+    match kind {
+        ChangeKind::Acquired => format!("{lock} acquired, lease {lease}, token {token}{claim}"),
+        ChangeKind::Freed(cause) => {
             let cause = match cause {
                 Cause::Released => "released",
                 Cause::Revoked => "lease revoked",
                 Cause::Expired => "lease expired",
             };
-            format!("event: {lock} freed, token {token}, {cause}")
+            format!("{lock} freed, token {token}, {cause}")
         }
+        ChangeKind::Waiting => format!("{lock} awaited by {owner}, lease {lease}{claim}"),
+        ChangeKind::Cancelled => format!("{lock} no longer awaited by {owner}, lease {lease}{claim}"),
+        ChangeKind::ValueSet => format!("{lock} has value {value:?}, lease {lease}, token {token}"),
     }
 }
 
@@ -382,15 +519,34 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
     )?;
     for (id, lease) in state.leases() {
         let held: Vec<_> =
-            state.locks().filter(|(_, g)| g.lease == id).map(|(name, _)| name.as_str()).collect();
+            state.grants().filter(|(_, g)| g.lease == id).map(|(name, _)| name.as_str()).collect();
         let held = if held.is_empty() { "nothing".to_owned() } else { held.join(" ") };
+        if lease.is_waiting {
+            writeln!(output, "lease {id}: {}, ttl {} s, not begun", lease.owner, lease.ttl.seconds())?;
+            continue;
+        }
         writeln!(output, "lease {id}: {}, ttl {} s, holds {held}", lease.owner, lease.ttl.seconds())?;
     }
-    for (name, grant) in state.locks() {
+    for (name, grant) in state.grants() {
         writeln!(
             output,
-            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}",
-            grant.lease, grant.token, grant.revision, grant.since_unix_ms, grant.request
+            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}{}",
+            grant.lease,
+            grant.token,
+            grant.revision,
+            grant.since_unix_ms,
+            grant.request,
+            claim_words(grant.mode, grant.scope, &grant.value)
+        )?;
+    }
+    for wait in &wire.waits {
+        let mode = if wait.mode == 1 { Mode::Shared } else { Mode::Exclusive };
+        let scope = if wait.scope == 1 { Scope::Subtree } else { Scope::Name };
+        let claim = claim_words(mode, scope, &Value::parse(&wait.value)?);
+        writeln!(
+            output,
+            "wait {}: lock {}, lease {}, request {}{claim}",
+            wait.ticket, wait.lock, wait.lease, wait.request
         )?;
     }
     for (id, node) in state.members() {

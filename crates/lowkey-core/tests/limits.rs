@@ -1,9 +1,9 @@
 //! Limits that are too high for a script.
 
-use lowkey_core::limits::{LEASE_REQUESTS_KEPT, LOCKS_PER_LEASE_MAX};
+use lowkey_core::limits::{LEASE_REQUESTS_KEPT, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use lowkey_core::{
-    AcquireWith, Applied, ClusterId, Command, GrantRef, LeaseId, LockName, OwnerId, Refusal, Reply,
-    RequestId, State, Token, Ttl,
+    AcquireWith, Applied, ClusterId, Command, GrantRef, LeaseId, LockName, Mode, OwnerId, Refusal, Reply,
+    RequestId, Scope, State, Token, Ttl, Value,
 };
 
 /// A state machine that is fed one command after the other.
@@ -40,6 +40,29 @@ fn acquire(lock: impl ToString, with: AcquireWith, id: impl ToString) -> Command
         lock: LockName::parse(&lock.to_string()).expect("a lock name"),
         owner: owner("alice"),
         with,
+        mode: Mode::Exclusive,
+        scope: Scope::Name,
+        value: Value::default(),
+        wait: false,
+        since_unix_ms: 0,
+        request: request(id),
+    }
+}
+
+/// The same, in line if need be.
+fn wait_for(lock: impl ToString, with: AcquireWith, id: impl ToString) -> Command {
+    let mut command = acquire(lock, with, id);
+    if let Command::Acquire { wait, .. } = &mut command {
+        *wait = true;
+    }
+    command
+}
+
+fn release(lock: impl ToString, lease: LeaseId, id: impl ToString) -> Command {
+    Command::Release {
+        lock: LockName::parse(&lock.to_string()).expect("a lock name"),
+        grant: GrantRef::Lease(lease),
+        token: None,
         since_unix_ms: 0,
         request: request(id),
     }
@@ -75,18 +98,16 @@ fn a_lease_holds_ten_thousand_locks_and_no_more() {
     assert!(fed.apply(&acquire("one-more", with, "one-more")).reply.is_err());
 
     // One given back makes room for one.
-    let release = Command::Release {
-        lock: LockName::parse("17").unwrap(),
-        grant: GrantRef::Lease(LeaseId(1)),
-        token: None,
-        request: request("release"),
-    };
-    assert_eq!(fed.apply(&release).reply, Ok(Reply::Released));
+    assert_eq!(fed.apply(&release("17", LeaseId(1), "release")).reply, Ok(Reply::Released));
     assert!(fed.apply(&acquire("one-more", with, "one-more")).reply.is_ok());
     assert!(fed.apply(&acquire("two-more", with, "two-more")).reply.is_err());
 
-    let revoke =
-        Command::RevokeLease { lease: LeaseId(1), owner: owner("alice"), request: request("revoke") };
+    let revoke = Command::RevokeLease {
+        lease: LeaseId(1),
+        owner: owner("alice"),
+        since_unix_ms: 0,
+        request: request("revoke"),
+    };
     assert_eq!(fed.apply(&revoke).reply, Ok(Reply::LeaseRevoked { released: 10_000 }));
     assert_eq!(fed.0.lock_count(), 1);
 }
@@ -97,7 +118,12 @@ fn the_last_hundred_thousand_requests_that_made_or_ended_leases_are_remembered()
     let mut fed = Fed::new();
     let first = create_lease("alice", "first");
     let second = acquire("a", AcquireWith::NewLease(ttl()), "second");
-    let third = Command::RevokeLease { lease: LeaseId(1), owner: owner("alice"), request: request("third") };
+    let third = Command::RevokeLease {
+        lease: LeaseId(1),
+        owner: owner("alice"),
+        since_unix_ms: 0,
+        request: request("third"),
+    };
     let answers: Vec<_> = [&first, &second, &third].map(|command| fed.apply(command).reply).into();
     for id in 3..LEASE_REQUESTS_KEPT {
         fed.apply(&create_lease("bob", id));
@@ -116,4 +142,68 @@ fn the_last_hundred_thousand_requests_that_made_or_ended_leases_are_remembered()
     fed.apply(&create_lease("bob", "two-more"));
     assert!(matches!(fed.0.check(&second), Err(Refusal::LockHeld { .. })));
     assert_eq!(fed.0.check(&third), answers[2].clone().map(Some));
+}
+
+#[test]
+fn what_a_lease_waits_for_counts_as_what_it_holds() {
+    let mut fed = Fed::new();
+    fed.apply(&create_lease("alice", "lease"));
+    fed.apply(&acquire("held", AcquireWith::NewLease(ttl()), "other"));
+    let with = AcquireWith::Lease(LeaseId(1));
+    for lock in 0..LOCKS_PER_LEASE_MAX - 2 {
+        assert!(fed.apply(&acquire(lock, with, lock)).reply.is_ok(), "lock {lock}");
+    }
+    // Each wait counts, also for the same name.
+    for id in ["one", "two"] {
+        assert!(matches!(fed.apply(&wait_for("held", with, id)).reply, Ok(Reply::Waiting { .. })), "{id}");
+    }
+    let too_many = Err(Refusal::TooManyLocks { lease: LeaseId(1) });
+    assert_eq!(fed.apply(&wait_for("held", with, "three")).reply, too_many);
+    assert_eq!(fed.apply(&acquire("free", with, "four")).reply, too_many);
+    // A place that it has it may ask for again.
+    assert!(matches!(fed.apply(&wait_for("held", with, "one")).reply, Ok(Reply::Waiting { .. })));
+
+    // The two share one grant: one lock less.
+    assert_eq!(fed.apply(&release("held", LeaseId(2), "release")).reply, Ok(Reply::Released));
+    assert!(fed.apply(&acquire("free", with, "four")).reply.is_ok());
+    assert_eq!(fed.apply(&acquire("free-too", with, "five")).reply, too_many);
+}
+
+#[test]
+fn ten_thousand_wait_for_a_lock_and_no_more() {
+    assert_eq!(WAITERS_PER_LOCK_MAX, 10_000);
+    let mut fed = Fed::new();
+    let with = AcquireWith::NewLease(ttl());
+    fed.apply(&acquire("a", with, "holder"));
+    for id in 0..WAITERS_PER_LOCK_MAX {
+        assert!(matches!(fed.apply(&wait_for("a", with, id)).reply, Ok(Reply::Waiting { .. })), "{id}");
+    }
+
+    let mut unchanged = fed.0.clone();
+    let lock = LockName::parse("a").unwrap();
+    let too_many = Err(Refusal::TooManyWaiters { lock: lock.clone() });
+    assert_eq!(fed.apply(&wait_for("a", with, "one-more")).reply, too_many);
+    unchanged.advance(fed.0.revision());
+    assert_eq!(fed.0, unchanged);
+    assert_eq!(fed.0.lock(&lock, 3).waiter_count, 10_000);
+    assert_eq!(fed.0.lock(&lock, 3).waiters.len(), 3);
+
+    // Who has a place keeps it, another lock is not concerned, and who does not want to wait is told why.
+    assert!(matches!(fed.apply(&wait_for("a", with, 17)).reply, Ok(Reply::Waiting { .. })));
+    fed.apply(&acquire("b", with, "holder-of-b"));
+    assert!(matches!(fed.apply(&wait_for("b", with, "b")).reply, Ok(Reply::Waiting { .. })));
+    assert!(matches!(fed.apply(&acquire("a", with, "try")).reply, Err(Refusal::LockHeld { .. })));
+
+    // A full queue comes back whole from a snapshot, and one that is served makes room for one.
+    fed.0 = State::decode_snapshot(&fed.0.encode_snapshot()).unwrap();
+    assert_eq!(fed.apply(&wait_for("a", with, "one-more")).reply, too_many);
+    assert_eq!(fed.apply(&release("a", LeaseId(1), "release")).reply, Ok(Reply::Released));
+    assert!(matches!(fed.apply(&wait_for("a", with, "one-more")).reply, Ok(Reply::Waiting { .. })));
+    assert_eq!(fed.apply(&wait_for("a", with, "two-more")).reply, too_many);
+
+    // All of them are served, one after the other, in their order.
+    for lease in 2..=10_001 {
+        assert_eq!(fed.0.lock(&lock, 1).holders[0].lease, LeaseId(lease));
+        assert!(fed.apply(&release("a", LeaseId(lease), "release")).reply.is_ok());
+    }
 }

@@ -2,25 +2,30 @@
 
 use lowkey_core::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use lowkey_core::{
-    AcquireWith, COMMAND_VERSION, ClusterId, Command, DecodeError, LeaseId, LockName, NodeIdentity, NodeInfo,
-    NodeName, OwnerId, RequestId, SNAPSHOT_VERSION, SnapshotError, State, Ttl,
+    AcquireWith, COMMAND_VERSION, ClusterId, Command, DecodeError, LeaseId, LockName, Mode, NodeIdentity,
+    NodeInfo, NodeName, OwnerId, RequestId, SNAPSHOT_VERSION, Scope, SnapshotError, State, Ttl, Value,
 };
 use prost::Message as _;
 
 mod wire;
 
-use wire::{LeaseWire, LockWire, RequestWire, StateWire};
+use wire::{LeaseWire, LockWire, RequestWire, StateWire, WaitWire};
 
-/// A snapshot with something of everything: two leases, two locks, two members, remembered requests.
+/// A snapshot with something of everything: two leases that hold a lock each, two waits of which one is to
+/// make its lease, two members, remembered requests.
 fn sound() -> StateWire {
     let owner = OwnerId::parse("alice").expect("an owner id");
     let ttl = Ttl::parse(10).expect("a ttl");
     let lock = |name| LockName::parse(name).expect("a lock name");
     let request = |id| RequestId::parse(id).expect("a request id");
-    let acquire = |name, with, id| Command::Acquire {
+    let acquire = |name, with, id, mode, scope| Command::Acquire {
         lock: lock(name),
         owner: owner.clone(),
         with,
+        mode,
+        scope,
+        value: Value::parse(&format!("value of {id}")).expect("a value"),
+        wait: true,
         since_unix_ms: 5,
         request: request(id),
     };
@@ -36,10 +41,12 @@ fn sound() -> StateWire {
     };
     let commands = [
         Command::CreateLease { owner: owner.clone(), ttl, request: request("r1") },
-        acquire("a", AcquireWith::Lease(LeaseId(1)), "r2"),
-        acquire("b", AcquireWith::NewLease(ttl), "r3"),
+        acquire("a", AcquireWith::Lease(LeaseId(1)), "r2", Mode::Exclusive, Scope::Name),
+        acquire("b", AcquireWith::NewLease(ttl), "r3", Mode::Shared, Scope::Subtree),
         member("n1", 1),
         member("n2", 2),
+        acquire("b/c", AcquireWith::Lease(LeaseId(1)), "r4", Mode::Exclusive, Scope::Subtree),
+        acquire("a", AcquireWith::NewLease(ttl), "r5", Mode::Shared, Scope::Name),
     ];
     let mut state = State::new(ClusterId([7; 16]));
     for (revision, command) in (1..).zip(&commands) {
@@ -63,18 +70,34 @@ fn the_format_is_as_written_down_in_the_tests() {
     let snapshot = sound();
     assert_eq!(snapshot.version, SNAPSHOT_VERSION);
     assert_eq!(snapshot.cluster, [7; 16]);
-    assert_eq!((snapshot.revision, snapshot.last_token), (5, 2));
-    assert_eq!((snapshot.last_lease, snapshot.last_member), (2, 2));
+    assert_eq!((snapshot.revision, snapshot.last_token), (7, 2));
+    assert_eq!((snapshot.last_lease, snapshot.last_member), (3, 2));
 
     let lease = &snapshot.leases[0];
     assert_eq!((lease.id, lease.owner.as_str(), lease.ttl_seconds), (1, "alice", 10));
     let granted = lease.requests[0].granted.unwrap();
     assert_eq!((granted.token, granted.lease, granted.ttl_seconds, granted.revision), (1, 1, 10, 2));
     assert_eq!(lease.requests[0].owner, "");
+    assert_eq!(
+        snapshot.leases.iter().map(|lease| lease.is_waiting).collect::<Vec<_>>(),
+        [false, false, true]
+    );
 
-    let LockWire { name, lease, token, revision, since_unix_ms, request } = snapshot.locks[0].clone();
+    let LockWire { name, lease, token, revision, since_unix_ms, request, mode, scope, value } =
+        snapshot.locks[0].clone();
     assert_eq!((name.as_str(), lease, token), ("a", 1, 1));
     assert_eq!((revision, since_unix_ms, request.as_str()), (2, 5, "r2"));
+    assert_eq!((mode, scope, value.as_str()), (0, 0, "value of r2"));
+    assert_eq!((snapshot.locks[1].mode, snapshot.locks[1].scope), (1, 1));
+
+    let WaitWire { ticket, lock, lease, mode, scope, value, request, fingerprint: _, makes_lease } =
+        snapshot.waits[0].clone();
+    assert_eq!((ticket, lock.as_str(), lease), (6, "b/c", 1));
+    assert_eq!((mode, scope, makes_lease), (0, 1, false));
+    assert_eq!((value.as_str(), request.as_str()), ("value of r4", "r4"));
+    let other = &snapshot.waits[1];
+    assert_eq!((other.ticket, other.lock.as_str(), other.lease), (7, "a", 3));
+    assert_eq!((other.mode, other.scope, other.makes_lease), (1, 0, true));
 
     let node = snapshot.members[1].node.clone().unwrap();
     assert_eq!((snapshot.members[1].id, node.name.as_str(), node.identity), (2, "n2", vec![2; 16]));
@@ -119,9 +142,9 @@ fn a_cluster_id_of_another_length_is_refused() {
 
 #[test]
 fn leases_that_cannot_be_are_refused() {
-    assert!(refused(|s| s.last_lease = 1).contains("lease 2 is beyond the counter 1"));
+    assert!(refused(|s| s.last_lease = 2).contains("lease 3 is beyond the counter 2"));
     assert!(refused(|s| s.leases[0].id = 0).contains("lease 0 is beyond the counter"));
-    assert!(refused(|s| s.leases[0].id = 3).contains("lease 3 is beyond the counter"));
+    assert!(refused(|s| s.leases[0].id = 4).contains("lease 4 is beyond the counter"));
     assert!(refused(|s| s.leases[1] = s.leases[0].clone()).contains("lease 1 is there twice"));
     assert!(refused(|s| s.leases[0].owner.clear()).contains("owner_id"));
     assert!(refused(|s| s.leases[0].ttl_seconds = 0).contains("ttl_seconds"));
@@ -132,26 +155,104 @@ fn leases_that_cannot_be_are_refused() {
 fn locks_that_cannot_be_are_refused() {
     assert!(refused(|s| s.last_token = 1).contains("the token 2 of lock b is beyond the counter"));
     assert!(refused(|s| s.locks[0].token = 0).contains("the token 0 of lock a is beyond the counter"));
-    assert!(refused(|s| s.locks[0].lease = 3).contains("held by lease 3, which does not exist"));
+    assert!(refused(|s| s.locks[0].lease = 4).contains("held by lease 4, which does not exist"));
+    assert!(refused(|s| s.locks[0].lease = 3).contains("held by lease 3, which cannot be"));
     assert!(refused(|s| s.locks[0].lease = 0).contains("held by lease 0, which does not exist"));
     assert!(refused(|s| s.leases.truncate(1)).contains("lock b is held by lease 2, which does not exist"));
-    assert!(refused(|s| s.locks[1] = s.locks[0].clone()).contains("lock a is held twice"));
-    assert!(refused(|s| s.locks[1].name = "a".to_owned()).contains("lock a is held twice"));
+    assert!(
+        refused(|s| s.locks[1] = s.locks[0].clone()).contains("lock a is held by lease 1, which cannot be")
+    );
+    assert!(
+        refused(|s| s.locks[1].name = "a".to_owned())
+            .contains("a is held by leases 1 and 2, which exclude each other")
+    );
     assert!(refused(|s| s.locks[0].name = "a//b".to_owned()).contains("lock_name"));
     assert!(refused(|s| s.locks[0].request.clear()).contains("request_id"));
     assert!(refused(|s| s.locks[0].token = 2).contains("two grants have the same token"));
-    let yet_to_come = "lock a was granted at revision 6, which is yet to come";
-    assert!(refused(|s| s.locks[0].revision = 6).contains(yet_to_come));
+    let yet_to_come = "lock a was granted at revision 8, which is yet to come";
+    assert!(refused(|s| s.locks[0].revision = 8).contains(yet_to_come));
     let yet_to_come = "lock b was granted at revision 3, which is yet to come";
     assert!(refused(|s| s.revision = 2).contains(yet_to_come));
+}
+
+#[test]
+fn holders_that_exclude_each_other_are_refused() {
+    // Lock b is held as a shared subtree.
+    assert!(refused(|s| s.locks[0].name = "b/x".to_owned()).contains("which it excludes"));
+    assert!(refused(|s| s.locks[0].name = "b/x/y".to_owned()).contains("which it excludes"));
+    assert!(refused(|s| s.locks[0].name = "b".to_owned()).contains("which exclude each other"));
+    assert!(refused(|s| s.locks[1].name = "a".to_owned()).contains("which exclude each other"));
+
+    // Two that share it bear each other, wherever they are.
+    for name in ["b", "b/x"] {
+        let mut snapshot = sound();
+        snapshot.waits.truncate(1);
+        snapshot.leases.truncate(2);
+        (snapshot.locks[0].name, snapshot.locks[0].mode) = (name.to_owned(), 1);
+        let state = State::decode_snapshot(&snapshot.encode_to_vec()).expect("both share it");
+        assert_eq!(state.grants().count(), 2);
+    }
+}
+
+#[test]
+fn waits_for_nothing_are_refused() {
+    // Lease 1 waits for b/c, which lease 2 holds as a part of b; lease 3 for a, which lease 1 holds.
+    assert!(refused(|s| s.locks.truncate(1)).contains("lease 1 waits for b/c, which it could have"));
+    assert!(refused(|s| _ = s.locks.remove(0)).contains("lease 3 waits for a, which it could have"));
+    assert!(refused(|s| s.locks[1].scope = 0).contains("lease 1 waits for b/c, which it could have"));
+    assert!(refused(|s| s.waits[0].mode = 1).contains("lease 1 waits for b/c, which it could have"));
+    assert!(refused(|s| s.locks[0].mode = 1).contains("lease 3 waits for a, which it could have"));
+    assert!(
+        refused(|s| s.waits[0].lock = "bc".to_owned()).contains("lease 1 waits for bc, which it could have")
+    );
+    assert!(refused(|s| s.waits.truncate(1)).contains("lease 3 waits for nothing"));
+}
+
+#[test]
+fn waits_that_cannot_be_are_refused() {
+    assert!(refused(|s| s.waits[0].ticket = 0).contains("place 0 is there twice, or is yet to come"));
+    assert!(refused(|s| s.waits[0].ticket = 7).contains("place 7 is there twice"));
+    assert!(refused(|s| s.waits[0].ticket = 8).contains("place 8 is there twice, or is yet to come"));
+    assert!(refused(|s| s.waits[0].lease = 4).contains("lease 4 waits, and does not exist"));
+    assert!(refused(|s| s.waits[0].lock = "b//c".to_owned()).contains("lock_name"));
+    assert!(refused(|s| s.waits[0].value = "v".repeat(4097)).contains("value"));
+    assert!(refused(|s| s.waits[0].request.clear()).contains("request_id"));
+
+    // A wait makes its lease, or hangs on one that runs.
+    let cannot_be = |change: fn(&mut StateWire)| assert!(refused(change).contains("which cannot be"));
+    cannot_be(|s| s.waits[0].makes_lease = true);
+    cannot_be(|s| s.waits[1].makes_lease = false);
+    cannot_be(|s| s.leases[2].is_waiting = false);
+    cannot_be(|s| s.waits[0].lease = 3);
+    // One request waits once, and is not one that had its effect.
+    cannot_be(|s| s.waits[0].request = "r2".to_owned());
+    cannot_be(|s| s.waits[1].request = "r3".to_owned());
+    cannot_be(|s| s.waits.insert(1, WaitWire { ticket: 5, ..s.waits[0].clone() }));
+
+    // A lease has a name, or waits for it, in one way only.
+    let otherwise = |change: fn(&mut StateWire)| assert!(refused(change).contains("otherwise than it has"));
+    otherwise(|s| s.waits[0].lock = "a".to_owned());
+    otherwise(|s| {
+        let other = WaitWire { ticket: 5, request: "r6".to_owned(), mode: 1, ..s.waits[0].clone() };
+        s.waits.insert(1, other);
+    });
+
+    let unknown = |change: fn(&mut StateWire)| {
+        assert!(refused(change).contains("a part that this version does not know"))
+    };
+    unknown(|s| s.waits[0].mode = 2);
+    unknown(|s| s.waits[0].scope = 2);
+    unknown(|s| s.locks[0].mode = 2);
 }
 
 #[test]
 fn a_grant_of_the_very_last_entry_is_sound() {
     let mut snapshot = sound();
     snapshot.revision = 3;
+    snapshot.waits.clear();
+    snapshot.leases.truncate(2);
     let state = State::decode_snapshot(&snapshot.encode_to_vec()).unwrap();
-    assert_eq!(state.locks().map(|(_, grant)| grant.revision).max(), Some(state.revision()));
+    assert_eq!(state.grants().map(|(_, grant)| grant.revision).max(), Some(state.revision()));
 }
 
 #[test]
@@ -214,8 +315,10 @@ fn more_remembered_requests_than_are_kept_are_refused() {
         (0..count).map(request).collect()
     };
     let with = |requests: Vec<RequestWire>, lease_requests: Vec<RequestWire>| {
-        let lease = LeaseWire { id: 1, owner: "alice".to_owned(), ttl_seconds: 10, requests };
-        let sound = StateWire { locks: Vec::new(), leases: vec![lease], lease_requests, ..sound() };
+        let owner = "alice".to_owned();
+        let leases = vec![LeaseWire { id: 1, owner, ttl_seconds: 10, requests, is_waiting: false }];
+        let (locks, waits) = (Vec::new(), Vec::new());
+        let sound = StateWire { locks, waits, leases, lease_requests, ..sound() };
         State::decode_snapshot(&sound.encode_to_vec())
     };
     assert!(with(many(REQUESTS_PER_LEASE_KEPT, ""), many(LEASE_REQUESTS_KEPT, "alice")).is_ok());
@@ -241,9 +344,9 @@ fn a_release_by_request_of_nobody_does_not_come_in_through_the_log() {
 fn a_command_that_says_more_than_is_understood_does_not_come_in_through_the_log() {
     let known = [0x22, 0x08, 0x0a, 0x01, b'a', 0x10, 0x01, 0x2a, 0x01, b'r'];
     assert!(Command::decode(&known).is_ok());
-    let unknown: [(&str, &[u8]); 7] = [
-        ("a field 7 in the release", &[0x22, 0x0a, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x38, 1]),
-        ("a field 7 beside the release", &[0x22, 0x08, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x38, 1]),
+    let unknown: [(&str, &[u8]); 10] = [
+        ("a field 8 in the release", &[0x22, 0x0a, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x40, 1]),
+        ("a field 9 beside the release", &[0x22, 0x08, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x48, 1]),
         (
             "a lease and an owner of the acquire's request",
             &[0x22, 0x0e, 0x0a, 1, b'a', 0x10, 1, 0x1a, 1, b'q', 0x2a, 1, b'r', 0x32, 1, b'o'],
@@ -258,6 +361,9 @@ fn a_command_that_says_more_than_is_understood_does_not_come_in_through_the_log(
             "a lease and a ttl for a new one",
             &[0x1a, 0x0d, 0x0a, 1, b'a', 0x12, 1, b'o', 0x18, 1, 0x20, 10, 0x32, 1, b'r'],
         ),
+        ("a mode 2", &[0x1a, 0x0d, 0x0a, 1, b'a', 0x12, 1, b'o', 0x18, 1, 0x32, 1, b'r', 0x38, 2]),
+        ("a scope 2", &[0x1a, 0x0d, 0x0a, 1, b'a', 0x12, 1, b'o', 0x18, 1, 0x32, 1, b'r', 0x40, 2]),
+        ("a wait that is 2", &[0x1a, 0x0d, 0x0a, 1, b'a', 0x12, 1, b'o', 0x18, 1, 0x32, 1, b'r', 0x50, 2]),
     ];
     for (what, bytes) in unknown {
         assert_eq!(Command::decode(bytes), Err(DecodeError::UnknownKind), "{what}");

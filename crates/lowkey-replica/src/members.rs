@@ -10,7 +10,8 @@
 use lowkey_core::MemberId;
 use raft::eraftpb::{self, ConfChangeType};
 
-use crate::replica::{DiskRoom, Fatal, Replica};
+use crate::input::DiskRoom;
+use crate::replica::{Fatal, Replica};
 use crate::wire;
 
 /// A learner that is at most this many entries behind has caught up.

@@ -1,9 +1,9 @@
 //! What a replica wants done: messages to send, records to persist, answers to give.
 
-use lowkey_core::{Holder, LeaseId, MemberId, Refusal, Reply, Ttl};
+use lowkey_core::{Change, Holder, InTheWay, LeaseId, LockName, LockView, MemberId, Refusal, Reply, Ttl};
 use raft::eraftpb;
 
-use crate::replica::CallId;
+use crate::input::CallId;
 use crate::wire;
 
 /// The first half of a turn.
@@ -25,6 +25,10 @@ pub struct Output {
     /// A snapshot to write, at leisure; then [`crate::Input::SnapshotSaved`] or
     /// [`crate::Input::SnapshotFailed`].
     pub snapshot: Option<SnapshotFile>,
+    /// What was applied, in order: for whoever watches. Every revision is here, most with no change.
+    pub changes: Vec<(u64, Vec<Change>)>,
+    /// A snapshot of this index came from the leader: what happened up to it will never be known here.
+    pub history_lost: Option<u64>,
 }
 
 impl Output {
@@ -34,7 +38,11 @@ impl Output {
 
     /// True if there is nothing to carry out.
     pub fn is_empty(&self) -> bool {
-        self.messages.is_empty() && self.replies.is_empty() && self.snapshot.is_none()
+        self.messages.is_empty()
+            && self.replies.is_empty()
+            && self.snapshot.is_none()
+            && self.changes.is_empty()
+            && self.history_lost.is_none()
     }
 }
 
@@ -116,13 +124,40 @@ pub enum Response {
         /// Its time to live.
         ttl: Ttl,
     },
-    /// Who holds a lock.
+    /// A wait was granted.
+    GrantedAfter {
+        /// The grant.
+        reply: Reply,
+        /// R7: how long it waited, as far as this leader knows; never too long.
+        waited_ms: u64,
+    },
+    /// A lock.
     Lock {
-        /// The holder, if there is one.
-        holder: Option<Holder>,
+        /// Who holds it, and who waits for it.
+        lock: LockView,
         /// The revision as of which this is true.
         revision: u64,
     },
+    /// Some locks, by name.
+    Locks {
+        /// The locks.
+        locks: Vec<LockView>,
+        /// There are more behind the last.
+        more: bool,
+        /// The revision as of which this is true.
+        revision: u64,
+    },
+    /// Whether a token is current.
+    Token {
+        /// Who holds the lock with it.
+        current: Option<Holder>,
+        /// Who else holds the lock.
+        other: Option<Holder>,
+        /// The revision as of which this is true.
+        revision: u64,
+    },
+    /// How far the log has been applied.
+    Revision(u64),
 }
 
 /// Why there is no good answer.
@@ -134,6 +169,24 @@ pub enum Failure {
     NotLeader {
         /// Who does, if that is known.
         leader: Option<MemberId>,
+    },
+    /// This replica does not lead any more, and the caller's place in a queue is for the new leader to
+    /// keep: ask there, with the same request id.
+    Interrupted {
+        /// Who leads, if that is known.
+        leader: Option<MemberId>,
+    },
+    /// R10: the wait's time ran out, and its place is gone.
+    WaitTimeout {
+        /// The lock that was waited for.
+        lock: LockName,
+        /// Who was in the way.
+        in_the_way: Option<InTheWay>,
+    },
+    /// The wait was given up by a release that named its request.
+    WaitGivenUp {
+        /// The lock that was waited for.
+        lock: LockName,
     },
     /// It was proposed, and what became of it is not known here: it may happen yet.
     OutcomeUnknown,

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use lowkey_core::LeaseId;
+use lowkey_core::{LeaseId, WaitTime};
 
-use crate::replica::CallId;
+use crate::input::CallId;
 use crate::time::Nanos;
 
 /// Invariant: `in_flight` counts the proposals of each lease, and has no zeros.
@@ -24,6 +24,8 @@ pub(crate) struct Proposal {
     pub(crate) call: CallId,
     /// The lease that it belongs to, if it names one.
     pub(crate) lease: Option<LeaseId>,
+    /// How long its caller would wait for a lock.
+    pub(crate) wait: WaitTime,
     /// Set when the lead was lost: how long the caller is kept waiting for the true outcome.
     deadline: Option<Nanos>,
 }
@@ -35,12 +37,13 @@ impl Proposals {
         term: u64,
         call: CallId,
         lease: Option<LeaseId>,
+        wait: WaitTime,
     ) -> Option<Proposal> {
         if let Some(lease) = lease {
             *self.in_flight.entry(lease).or_default() += 1;
         }
         // A proposal of an earlier lead at the same place was overwritten by this one.
-        let overwritten = self.by_index.insert(index, Proposal { term, call, lease, deadline: None });
+        let overwritten = self.by_index.insert(index, Proposal { term, call, lease, wait, deadline: None });
         overwritten.inspect(|proposal| self.landed(proposal))
     }
 
@@ -54,6 +57,14 @@ impl Proposals {
     /// How many operations of a lease are under way.
     pub(crate) fn in_flight(&self, lease: LeaseId) -> usize {
         self.in_flight.get(&lease).copied().unwrap_or_default()
+    }
+
+    /// True if an operation of a lease, or of an owner whose lease is not known, may be under way.
+    pub(crate) fn may_hold(&self, lease: Option<LeaseId>) -> bool {
+        match lease {
+            Some(lease) => self.in_flight(lease) > 0,
+            None => !self.by_index.is_empty(),
+        }
     }
 
     /// The lead was lost: from now on the callers are kept waiting until `deadline` only.

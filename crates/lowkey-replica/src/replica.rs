@@ -19,18 +19,21 @@ use std::collections::{BTreeMap, VecDeque};
 
 use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LEASES_PER_EXPIRE_MAX};
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, LeaseId, LockName, MemberId, Refusal, Reply, Requester, State, Ttl,
-    mutants,
+    AcquireWith, Command, Event, GrantRef, LeaseId, MemberId, Refusal, Reply, Requester, State, Ticket, Ttl,
+    WaitTime, mutants,
 };
 use raft::eraftpb;
 use raft::{RawNode, Ready, StateRole};
 
+use crate::input::{CallId, DiskRoom, Input, Request};
 use crate::lease_table::{LeaseTable, Renewal};
 use crate::log_store::LogStore;
 use crate::output::{Failure, LogRecord, Output, Persist, Response, Turn};
-use crate::proposals::Proposals;
+use crate::proposals::{Proposal, Proposals};
+use crate::reads;
 use crate::rounds::{Rounds, Waiter, Wish};
 use crate::time::{MILLISECOND, Nanos};
+use crate::wait_table::{Returned, WaitTable};
 
 /// R8: two ticks further apart than this, and the leader knows that it was stalled.
 const STALL_NANOS: u64 = 250 * MILLISECOND;
@@ -42,70 +45,6 @@ pub(crate) const HEARTBEAT_TICKS: usize = 5;
 /// longest is just below twice that.
 pub(crate) const ELECTION_TICKS: usize = 20;
 
-/// A caller that waits for an answer; the caller's side chooses the number and never reuses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CallId(pub u64);
-
-/// Something that happened.
-#[derive(Debug)]
-pub enum Input {
-    /// A tick of 10 ms passed; missed ones are not made up for, since a burst of ticks would look
-    /// like a lost quorum.
-    Tick,
-    /// A message from another replica of the group, as decoded by [`crate::wire::decode_message`].
-    Message(Box<eraftpb::Message>),
-    /// A caller asks for something.
-    Request(CallId, Request),
-    /// A message could not be sent.
-    Unreachable(MemberId),
-    /// A snapshot was handed to a peer, or could not be.
-    SnapshotSent {
-        /// The peer.
-        to: MemberId,
-        /// Whether it took the snapshot.
-        delivered: bool,
-    },
-    /// The snapshot of this index is on disk: the log before it may go.
-    SnapshotSaved {
-        /// The snapshot's index.
-        index: u64,
-    },
-    /// The snapshot could not be written; the next one is tried in due course.
-    SnapshotFailed,
-    /// How much room the log has on its disk.
-    Disk(DiskRoom),
-    /// Hand the lead to another voter, if there is one and this is the leader.
-    HandOver,
-}
-
-/// How much room the log has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskRoom {
-    /// Enough.
-    Ample,
-    /// The disk is full: what is left is kept for releases and for ends of leases.
-    Reserve,
-    /// Not even that is left: nothing more is written.
-    Exhausted,
-}
-
-/// What a caller may ask for.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Request {
-    /// A change of the state.
-    Command(Command),
-    /// R2: a longer life for a lease.
-    Renew {
-        /// Which.
-        lease: LeaseId,
-    },
-    /// Who holds a lock.
-    GetLock {
-        /// Which.
-        lock: LockName,
-    },
-}
-
 /// What a replica is told once, when it is made.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -115,6 +54,9 @@ pub struct Config {
     pub member: MemberId,
     /// Where all randomness comes from.
     pub seed: u64,
+    /// The wall clock, in milliseconds since 1970, at the beginning of the clock whose readings come with
+    /// the inputs. For display only.
+    pub unix_ms_at_zero: u64,
     /// Leases that may exist at a time.
     pub leases_max: usize,
     /// How long after its deadline a lease is ended; later is always safe.
@@ -134,6 +76,7 @@ impl Config {
             group,
             member,
             seed,
+            unix_ms_at_zero: 0,
             leases_max: 1_000_000,
             expiry_grace_nanos: 20 * MILLISECOND,
             snapshot_entries: 10_000,
@@ -151,12 +94,16 @@ pub struct Replica {
     /// The members as of `state`.
     pub(crate) conf_state: eraftpb::ConfState,
     pub(crate) leases: LeaseTable,
+    /// Armed and disarmed with `leases`.
+    pub(crate) waits: WaitTable,
     pub(crate) rounds: Rounds,
     pub(crate) proposals: Proposals,
     /// R4: renewals of leases whose end is proposed; they learn its outcome.
     renewals_in_doubt: BTreeMap<LeaseId, Vec<CallId>>,
     /// R4: `Expiring` leases whose `Expire` has not been accepted into the log yet.
     unproposed_ends: Vec<LeaseId>,
+    /// R10: `Cancelling` waits whose `CancelWait` has not been accepted into the log yet.
+    pub(crate) unproposed_cancels: Vec<Ticket>,
     /// Term and role as of the last step; a change of either is acted on at once.
     standing: (u64, StateRole),
     last_tick: Option<Nanos>,
@@ -165,7 +112,7 @@ pub struct Replica {
     hand_over_wanted: bool,
     pub(crate) disk: DiskRoom,
     /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
-    feasible: Vec<(CallId, Command)>,
+    pub(crate) feasible: Vec<(CallId, Command, WaitTime)>,
     /// Committed and on disk, not applied yet; mostly empty.
     pub(crate) unapplied: VecDeque<eraftpb::Entry>,
     /// The commit index that is on disk. A change of members takes effect only at or below it: a
@@ -203,10 +150,12 @@ impl Replica {
             state,
             conf_state,
             leases: LeaseTable::new(grace_nanos),
+            waits: WaitTable::default(),
             rounds: Rounds::default(),
             proposals: Proposals::default(),
             renewals_in_doubt: BTreeMap::new(),
             unproposed_ends: Vec::new(),
+            unproposed_cancels: Vec::new(),
             last_tick: None,
             hand_over_wanted: false,
             disk: DiskRoom::Ample,
@@ -240,6 +189,7 @@ impl Replica {
             Input::Tick => self.tick(now),
             Input::Message(message) => self.receive(*message),
             Input::Request(call, request) => self.request(now, call, request),
+            Input::CallerGone(call) => self.waits.leave(now, call),
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
             Input::SnapshotSaved { index } => self.snapshot_saved(index),
@@ -260,6 +210,7 @@ impl Replica {
                 self.leases.forgive(gap);
             }
             self.expire_due(now);
+            self.cancel_due(now);
             self.reconcile_members();
             if self.hand_over_wanted {
                 self.hand_over();
@@ -301,6 +252,9 @@ impl Replica {
     }
 
     fn request(&mut self, now: Nanos, call: CallId, request: Request) {
+        if let Request::ReadStale(query) = request {
+            return self.output.reply(call, Ok(reads::answer(&self.state, &query)));
+        }
         if self.node.raft.state != StateRole::Leader {
             let leader = self.leader();
             return self.output.reply(call, Err(Failure::NotLeader { leader }));
@@ -314,21 +268,39 @@ impl Replica {
                 };
                 self.rounds.join(call, Wish::Renew { lease, arrival });
             }
-            Request::GetLock { lock } => self.rounds.join(call, Wish::GetLock { lock }),
-            Request::Command(command) => match self.state.check(&command) {
-                Ok(None) => self.propose(call, &command),
-                // A refusal needs no entry, only the certainty that this is still the leader.
-                Err(_) | Ok(Some(_)) => self.rounds.join(call, Wish::Check { command }),
-            },
+            Request::Read(query) | Request::ReadStale(query) => self.rounds.join(call, Wish::Read(query)),
+            Request::Command(command) => self.command(now, call, command, WaitTime::NONE),
+            Request::Wait { command, wait } => {
+                self.waits.expect(call);
+                self.command(now, call, command, wait);
+            }
         }
     }
 
+    fn command(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
+        match self.state.check(&command) {
+            Ok(None) => self.propose(now, call, command, wait),
+            // What it names may be under way in the log: only behind that is it certain what it finds.
+            Err(_) if names_request(&command) && self.proposals.may_hold(lease_of(&command)) => {
+                self.propose(now, call, command, wait);
+            }
+            // A refusal needs no entry, only the certainty that this is still the leader.
+            Err(_) | Ok(Some(_)) => self.rounds.join(call, Wish::Check { command, wait }),
+        }
+    }
+
+    pub(crate) fn unix_ms(&self, now: Nanos) -> u64 {
+        self.config.unix_ms_at_zero.saturating_add(now.0 / MILLISECOND)
+    }
+
     /// Puts a command into the log, or says why not; nothing has happened then.
-    fn propose(&mut self, call: CallId, command: &Command) {
-        let lease = lease_of(command);
-        if let Err(failure) = self.may_propose(command, lease) {
+    fn propose(&mut self, now: Nanos, call: CallId, mut command: Command, wait: WaitTime) {
+        let lease = lease_of(&command);
+        if let Err(failure) = self.may_propose(&command, lease) {
             return self.output.reply(call, Err(failure));
         }
+        command.stamp(self.unix_ms(now));
+        let command = &command;
         if self.node.propose(Vec::new(), command.encode()).is_err() {
             if mutants::is_active("a refused proposal is answered as done") {
                 return self.answer_unapplied(call, command);
@@ -343,7 +315,7 @@ impl Replica {
             self.answer_unapplied(call, command);
         }
         let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
-        if let Some(overwritten) = self.proposals.insert(index, term, call, lease) {
+        if let Some(overwritten) = self.proposals.insert(index, term, call, lease, wait) {
             // Overwritten here; another node may still have it, and lead one day.
             self.output.reply(overwritten.call, Err(Failure::OutcomeUnknown));
         }
@@ -352,7 +324,10 @@ impl Replica {
     fn may_propose(&self, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
         let grows = matches!(
             command,
-            Command::CreateLease { .. } | Command::Acquire { .. } | Command::AddMember { .. }
+            Command::CreateLease { .. }
+                | Command::Acquire { .. }
+                | Command::SetValue { .. }
+                | Command::AddMember { .. }
         );
         match self.disk {
             DiskRoom::Ample => {}
@@ -384,16 +359,22 @@ impl Replica {
             if leases.is_empty() {
                 return;
             }
-            let decided_term = self.node.raft.term;
-            let command = Command::Expire { leases, decided_term };
-            let refused =
-                self.disk == DiskRoom::Exhausted || self.node.propose(Vec::new(), command.encode()).is_err();
-            if refused && let Command::Expire { leases, .. } = command {
-                // It is made again at the next tick, in this term; a later one begins anew.
+            let (decided_term, since_unix_ms) = (self.node.raft.term, self.unix_ms(now));
+            let command = Command::Expire { leases, decided_term, since_unix_ms };
+            if let Err(Command::Expire { leases, .. }) = self.propose_end(command) {
                 self.unproposed_ends = leases;
                 return;
             }
         }
+    }
+
+    /// Proposes what nobody asked for. What is refused is given back: it is proposed again at the next
+    /// tick, in this term; a later one begins anew.
+    pub(crate) fn propose_end(&mut self, command: Command) -> Result<(), Command> {
+        if self.disk == DiskRoom::Exhausted || self.node.propose(Vec::new(), command.encode()).is_err() {
+            return Err(command);
+        }
+        Ok(())
     }
 
     fn hand_over(&mut self) {
@@ -423,14 +404,22 @@ impl Replica {
     fn standing_changed(&mut self, now: Nanos) {
         // R3: deadlines of an earlier lead are forgotten, whoever leads now.
         self.leases.disarm();
+        let interrupted = self.waits.disarm();
         if mutants::is_active("re-arm before the no-op") {
             self.arm_if_leading(now, self.node.raft.term);
         }
         if !mutants::is_active("ends of an earlier lead are proposed") {
             self.unproposed_ends.clear();
         }
+        self.unproposed_cancels.clear();
         self.hand_over_wanted = false;
         let leader = self.leader();
+        for call in interrupted {
+            if mutants::is_active("a change of lead is not told to waiters") {
+                continue;
+            }
+            self.output.reply(call, Err(Failure::Interrupted { leader }));
+        }
         let in_doubt = std::mem::take(&mut self.renewals_in_doubt).into_values().flatten();
         let in_rounds = match mutants::is_active("rounds survive a change of lead") {
             false => self.rounds.fail_all(),
@@ -509,8 +498,8 @@ impl Replica {
             self.saving = Some((hard_state.term, hard_state.commit));
             persist.records.push(LogRecord::hard_state(&hard_state));
         }
-        self.serve_rounds();
-        Ok(Turn { output: std::mem::take(&mut self.output), persist })
+        self.serve_rounds(now);
+        Ok(Turn { output: self.take_output(), persist })
     }
 
     /// Ends a turn whose records are on disk.
@@ -528,13 +517,20 @@ impl Replica {
         }
         self.apply(now)?;
         self.node.advance_apply_to(self.state.revision());
-        self.serve_rounds();
-        for (call, command) in std::mem::take(&mut self.feasible) {
-            self.propose(call, &command);
+        self.serve_rounds(now);
+        for (call, command, wait) in std::mem::take(&mut self.feasible) {
+            self.propose(now, call, command, wait);
         }
         self.settle(now);
         self.snapshot_if_due();
-        Ok(std::mem::take(&mut self.output))
+        Ok(self.take_output())
+    }
+
+    fn take_output(&mut self) -> Output {
+        for (call, _) in &self.output.replies {
+            self.waits.answered(*call);
+        }
+        std::mem::take(&mut self.output)
     }
 
     /// Applies what is committed, up to a change of members that the disk does not know of yet.
@@ -543,7 +539,7 @@ impl Replica {
             let (index, term) = (entry.index, entry.term);
             let reply = match entry.get_entry_type() {
                 eraftpb::EntryType::EntryNormal if entry.data.is_empty() => {
-                    self.state.advance(index);
+                    self.pass_over(index);
                     None
                 }
                 eraftpb::EntryType::EntryNormal => Some(self.apply_command(now, &entry)?),
@@ -554,14 +550,20 @@ impl Replica {
                         self.unapplied.push_front(entry);
                         return Ok(());
                     }
-                    self.state.advance(index);
+                    self.pass_over(index);
                     self.apply_conf_change(&entry)?;
                     None
                 }
             };
+            self.arm_if_leading(now, term);
             if let Some(proposal) = self.proposals.take(index) {
                 let answer = match reply {
-                    Some(reply)
+                    Some((command, Ok(Reply::Waiting { ticket }))) if proposal.term == term => {
+                        let Proposal { call, wait, .. } = proposal;
+                        self.park(now, ticket, Returned { call, command, wait });
+                        continue;
+                    }
+                    Some((_, reply))
                         if proposal.term == term
                             || mutants::is_active("another entry's outcome is answered") =>
                     {
@@ -572,12 +574,15 @@ impl Replica {
                 };
                 self.output.reply(proposal.call, answer);
             }
-            self.arm_if_leading(now, term);
         }
         Ok(())
     }
 
-    fn apply_command(&mut self, now: Nanos, entry: &eraftpb::Entry) -> Result<Result<Reply, Refusal>, Fatal> {
+    fn apply_command(
+        &mut self,
+        now: Nanos,
+        entry: &eraftpb::Entry,
+    ) -> Result<(Command, Result<Reply, Refusal>), Fatal> {
         let mut command = Command::decode(&entry.data)
             .map_err(|error| Fatal { index: entry.index, problem: error.to_string() })?;
         if let Command::Acquire { since_unix_ms, .. } = &mut command
@@ -586,16 +591,31 @@ impl Replica {
             *since_unix_ms = now.0;
         }
         let applied = self.state.apply(entry.index, entry.term, &command);
-        for event in &applied.events {
+        if let Ok(Reply::Waiting { ticket }) = applied.reply
+            && self.leases.is_armed()
+        {
+            self.waits.enqueued(now, ticket);
+        }
+        let mut changes = Vec::new();
+        for event in applied.events {
             match event {
-                lowkey_core::Event::LeaseCreated { lease, ttl } if self.leases.is_armed() => {
-                    self.leases.insert(now, *lease, *ttl);
+                Event::LeaseStarted { lease, ttl } if self.leases.is_armed() => {
+                    self.leases.insert(now, lease, ttl);
                 }
-                lowkey_core::Event::LeaseEnded { lease } => self.lease_ended(*lease),
-                _ => {}
+                Event::LeaseStarted { .. } => {}
+                Event::LeaseEnded { lease } => self.lease_ended(lease),
+                Event::Changed(change) => changes.push(change),
+                Event::WaitEnded { ticket, end } => self.wait_ended(now, ticket, end),
             }
         }
-        Ok(applied.reply)
+        self.output.changes.push((entry.index, changes));
+        Ok((command, applied.reply))
+    }
+
+    /// Counts one of `raft`'s own entries.
+    fn pass_over(&mut self, index: u64) {
+        self.state.advance(index);
+        self.output.changes.push((index, Vec::new()));
     }
 
     fn lease_ended(&mut self, lease: LeaseId) {
@@ -613,16 +633,18 @@ impl Replica {
             && applied_term == raft.term
             && raft.prs().conf().voters().contains(self.config.member.0)
         {
-            let leases: Vec<(LeaseId, Ttl)> =
-                self.state.leases().map(|(lease, held)| (lease, held.ttl)).collect();
+            // R7: the time of a lease that waits for its grant has not begun.
+            let running = self.state.leases().filter(|(_, lease)| !lease.is_waiting);
+            let leases: Vec<(LeaseId, Ttl)> = running.map(|(id, lease)| (id, lease.ttl)).collect();
             self.leases.arm(now, leases.into_iter());
+            self.waits.arm(now, self.state.waits());
             // R8: a stall before the first tick is one too.
             self.last_tick.get_or_insert(now);
         }
     }
 
     /// Answers those whose round is confirmed and applied, each in one step with its check.
-    fn serve_rounds(&mut self) {
+    fn serve_rounds(&mut self, now: Nanos) {
         for Waiter { call, wish } in self.rounds.take_served(self.state.revision()) {
             match wish {
                 Wish::Renew { lease, arrival } => match self.leases.renew(lease, arrival) {
@@ -632,14 +654,15 @@ impl Replica {
                         self.output.reply(call, Err(Failure::Refused(Refusal::LeaseNotFound { lease })));
                     }
                 },
-                Wish::GetLock { lock } => {
-                    let (holder, revision) = (self.state.holder(&lock), self.state.revision());
-                    self.output.reply(call, Ok(Response::Lock { holder, revision }));
-                }
-                Wish::Check { command } => match self.state.check(&command) {
+                Wish::Read(query) => self.output.reply(call, Ok(reads::answer(&self.state, &query))),
+                Wish::Check { command, wait } => match self.state.check(&command) {
                     Err(refusal) => self.output.reply(call, Err(Failure::Refused(refusal))),
+                    // R10: the same request id, the same place.
+                    Ok(Some(Reply::Waiting { ticket })) => {
+                        self.park(now, ticket, Returned { call, command, wait });
+                    }
                     Ok(Some(reply)) => self.output.reply(call, Ok(Response::Applied(reply))),
-                    Ok(None) => self.feasible.push((call, command)),
+                    Ok(None) => self.feasible.push((call, command, wait)),
                 },
             }
         }
@@ -673,6 +696,7 @@ impl std::error::Error for Fatal {}
 fn lease_of(command: &Command) -> Option<LeaseId> {
     match command {
         Command::RevokeLease { lease, .. }
+        | Command::SetValue { lease, .. }
         | Command::Acquire { with: AcquireWith::Lease(lease), .. }
         | Command::Release {
             grant: GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)),
@@ -680,6 +704,11 @@ fn lease_of(command: &Command) -> Option<LeaseId> {
         } => Some(*lease),
         _ => None,
     }
+}
+
+/// True for a release that names an acquire whose answer its caller never saw.
+fn names_request(command: &Command) -> bool {
+    matches!(command, Command::Release { grant: GrantRef::Request(..), .. })
 }
 
 /// One step of SplitMix64, used as a hash.

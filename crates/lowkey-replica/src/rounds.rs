@@ -10,9 +10,10 @@
 
 use std::collections::VecDeque;
 
-use lowkey_core::{Command, LeaseId, LockName, mutants};
+use lowkey_core::{Command, LeaseId, WaitTime, mutants};
 
-use crate::replica::CallId;
+use crate::input::CallId;
+use crate::reads::Query;
 use crate::time::Nanos;
 
 /// Someone who waits for a round.
@@ -28,10 +29,10 @@ pub(crate) enum Wish {
     /// R2: renew the lease as of the request's arrival.
     Renew { lease: LeaseId, arrival: Nanos },
     /// Answer from the applied state.
-    GetLock { lock: LockName },
+    Read(Query),
     /// The command would be refused, or answered as before: if it still would, say so without an
     /// entry; if not, propose it.
-    Check { command: Command },
+    Check { command: Command, wait: WaitTime },
 }
 
 /// Invariant: a waiter is in exactly one place, and moves only forward: gathering → running →
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     fn read() -> Wish {
-        Wish::GetLock { lock: LockName::parse("a").unwrap() }
+        Wish::Read(Query::Revision)
     }
 
     #[test]

@@ -142,6 +142,9 @@ impl Replica {
             self.output.reply(proposal.call, Err(crate::output::Failure::OutcomeUnknown));
         }
         self.state = state;
+        // What was applied before is part of what is lost.
+        self.output.changes.clear();
+        self.output.history_lost = Some(index);
         self.conf_state = parts.conf_state.clone();
         self.snapshots = Snapshots::new(index);
         persist.records.push(LogRecord::reset(index, parts.term));

@@ -24,8 +24,10 @@ pub struct Status {
     pub committed: u64,
     /// How many leases there are.
     pub leases: usize,
-    /// How many locks are held.
+    /// How many locks are held or waited for.
     pub locks: usize,
+    /// How many places in queues there are.
+    pub waiters: usize,
     /// The highest token granted.
     pub last_token: Token,
     /// The registered nodes, by id.
@@ -81,6 +83,7 @@ impl Replica {
             committed: raft.raft_log.committed,
             leases: self.state.leases().len(),
             locks: self.state.lock_count(),
+            waiters: self.state.waits().len(),
             last_token: self.state.last_token(),
             members: members.collect(),
         }

@@ -12,9 +12,13 @@
 //!
 //! Requests: `N1 REQUEST`, answered when the answer comes; with `[step]` no turn is taken yet, with
 //! `times=N` it is asked so many times:
-//! - `create_lease OWNER ttl=SECONDS`, `revoke LEASE OWNER`, `renew LEASE`, `get LOCK`,
-//!   `acquire LOCK OWNER lease=LEASE|ttl=SECONDS`, `release LOCK lease=LEASE [token=TOKEN]`,
-//!   `add_member NODE`; `request=ID` where a request id matters
+//! - `create_lease OWNER ttl=SECONDS`, `revoke LEASE OWNER`, `renew LEASE`, `add_member NODE`
+//! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [wait=MS] [mode=shared] [scope=subtree] [value=TEXT]`
+//! - `release LOCK [token=TOKEN]` with `lease=LEASE`, or `acquire=ID` and `lease=LEASE|owner=OWNER`
+//! - `set_value LOCK OWNER lease=LEASE [token=TOKEN] value=TEXT`
+//! - `get LOCK`, `list [PREFIX] [after=LOCK] [max=COUNT]`, `check LOCK token=TOKEN`, `revision`; with
+//!   `stale=true` from what the node itself knows
+//! - `request=ID` where a request id matters; `call=NAME` for a caller that leaves with `gone NAME`
 //!
 //! Time and turns:
 //! - `advance 50ms [N…]`: ticks, and messages arrive; `tick 50ms N…`: ticks, and none does;
@@ -28,16 +32,16 @@
 //!
 //! Disk: `room N ample|reserve|exhausted`, `save N [fail|file_only]` with `hold_snapshots=true`, `dump N…`
 //!
-//! And `hand_over N`, `status`, `hash`, `waiting`, `set KEY=VALUE…`.
+//! And `hand_over N`, `status`, `hash`, `waiting`, `set KEY=VALUE…`; `show_changes` tells what watchers are told.
 
 mod cluster;
 
 use std::error::Error;
 use std::path::Path;
 
-use cluster::{Cluster, Crash, Done, message_words, node_info};
+use cluster::{Cluster, Crash, Done, Words, message_words, node_info};
 use goldenscript::{ArgumentConsumer, Context};
-use lowkey_core::{AcquireWith, Command, GrantRef, LeaseId, LockName, OwnerId, RequestId, Token, Ttl};
+use lowkey_core::{Command, RequestId};
 use lowkey_replica::{DiskRoom, Input, Request};
 use test_each_file::test_each_path;
 
@@ -141,6 +145,10 @@ impl Runner {
                     Some(other) => return Err(format!("no such outcome: {other}").into()),
                 }
                 self.cluster.run(node)
+            }
+            "gone" => {
+                let node = self.cluster.gone(next(args)?)?;
+                if step_only { Ok(()) } else { self.cluster.run(node) }
             }
             "hand_over" => {
                 let node = node_id(next(args)?)?;
@@ -250,7 +258,7 @@ impl Runner {
         for id in 2..=size {
             let words = format!("add_member n{id}");
             let request = Request::Command(Command::AddMember { node: node_info(id) });
-            self.cluster.call(1, words, request)?;
+            self.cluster.call(1, words, None, request)?;
             self.cluster.stabilize()?;
             self.cluster.start(id)?;
             let all = self.cluster.known();
@@ -270,6 +278,7 @@ impl Runner {
                 "seed" => settings.seed = value.parse()?,
                 "hold_snapshots" => settings.hold_snapshots = value.parse()?,
                 "show_messages" => settings.show_messages = value.parse()?,
+                "show_changes" => settings.show_changes = value.parse()?,
                 "show_disk" => settings.show_disk = value.parse()?,
                 other => return Err(format!("no such setting: {other}").into()),
             }
@@ -280,62 +289,20 @@ impl Runner {
     fn request(&mut self, node: u64, args: &mut ArgumentConsumer<'_>, step_only: bool) -> Done {
         let times: u64 = args.take_key("times").map(str::parse).transpose()?.unwrap_or(1);
         let given = args.take_key("request").map(str::to_owned);
-        let kind = next(args)?;
-        let pos: Vec<&str> = std::iter::from_fn(|| args.next_pos()).collect();
-        let keys: Vec<(&str, &str)> = std::iter::from_fn(|| args.next_key()).collect();
+        let name = args.take_key("call").map(str::to_owned);
+        let words = Words {
+            kind: next(args)?,
+            pos: std::iter::from_fn(|| args.next_pos()).collect(),
+            keys: std::iter::from_fn(|| args.next_key()).collect(),
+        };
         for _ in 0..times {
             self.last_request += 1;
             let id = given.clone().unwrap_or_else(|| format!("request-{}", self.last_request));
-            let request = parse_request(kind, &pos, &keys, &RequestId::parse(&id)?)?;
-            let mut words: Vec<String> = vec![kind.to_owned()];
-            words.extend(pos.iter().map(|value| (*value).to_owned()));
-            words.extend(keys.iter().map(|(key, value)| format!("{key}={value}")));
-            self.cluster.call(node, words.join(" "), request)?;
+            let request = words.request(RequestId::parse(&id)?)?;
+            self.cluster.call(node, words.told(), name.clone(), request)?;
         }
         if step_only { Ok(()) } else { self.cluster.run(node) }
     }
-}
-
-fn parse_request(
-    kind: &str,
-    pos: &[&str],
-    keys: &[(&str, &str)],
-    id: &RequestId,
-) -> Result<Request, Box<dyn Error>> {
-    let at = |index: usize| pos.get(index).copied().ok_or(format!("{kind} takes more arguments"));
-    let key = |name: &str| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
-    let request = id.clone();
-    let lease = |text: &str| text.parse().map(LeaseId);
-    let command = match kind {
-        "renew" => return Ok(Request::Renew { lease: lease(at(0)?)? }),
-        "get" => return Ok(Request::GetLock { lock: LockName::parse(at(0)?)? }),
-        "create_lease" => Command::CreateLease {
-            owner: OwnerId::parse(at(0)?)?,
-            ttl: Ttl::parse(key("ttl").ok_or("a ttl is needed")?.parse()?)?,
-            request,
-        },
-        "revoke" => Command::RevokeLease { lease: lease(at(0)?)?, owner: OwnerId::parse(at(1)?)?, request },
-        "acquire" => Command::Acquire {
-            lock: LockName::parse(at(0)?)?,
-            owner: OwnerId::parse(at(1)?)?,
-            with: match (key("lease"), key("ttl")) {
-                (Some(id), None) => AcquireWith::Lease(lease(id)?),
-                (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl.parse()?)?),
-                _ => return Err("acquire takes a lease or a ttl".into()),
-            },
-            since_unix_ms: 0,
-            request,
-        },
-        "release" => Command::Release {
-            lock: LockName::parse(at(0)?)?,
-            grant: GrantRef::Lease(lease(key("lease").ok_or("a lease is needed")?)?),
-            token: key("token").map(str::parse).transpose()?.map(Token),
-            request,
-        },
-        "add_member" => Command::AddMember { node: node_info(node_id(at(0)?)?) },
-        other => return Err(format!("no such request: {other}").into()),
-    };
-    Ok(Request::Command(command))
 }
 
 fn node_id(name: &str) -> Result<u64, Box<dyn Error>> {

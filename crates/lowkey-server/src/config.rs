@@ -32,6 +32,8 @@ pub struct Config {
     pub http_advertise: Option<String>,
     /// Leases that may exist at a time.
     pub leases_max: usize,
+    /// Watches and observed elections that this node may have at a time.
+    pub watch_streams_max: usize,
     /// Limits of the two public ports.
     pub limits: ServeLimits,
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowkey_replica::{
-    CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Request, Role, Status, Turn,
+    CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status, Turn,
 };
 use lowkey_wal::{Record, SealedError, Wal, WalError};
 use tokio::sync::oneshot;
@@ -19,10 +19,11 @@ use tokio::sync::oneshot;
 use crate::clock::Clock;
 use crate::error::StartError;
 use crate::housekeeper::{Job, Jobs, Report};
-use crate::inbox::{Answer, Batch, Event, Inbox};
+use crate::inbox::{Answer, Asked, Batch, Event, Inbox};
 use crate::peers::Links;
 use crate::storage::{SnapshotFiles, wal_record};
 use crate::view::View;
+use crate::watch::HubFeed;
 
 const TICK_NANOS: u64 = 10 * MILLISECOND;
 /// A tick that comes so late is worth a line in the log.
@@ -44,12 +45,12 @@ pub(crate) struct Driver {
     pub(crate) jobs: Jobs,
     pub(crate) links: Links,
     pub(crate) view: Arc<View>,
+    pub(crate) feed: HubFeed,
 }
 
 struct Running {
     driver: Driver,
     calls: HashMap<CallId, Answer>,
-    last_call: u64,
     next_tick: Nanos,
     /// After the next segment could not be made, it is not tried again before this.
     next_segment_try: Nanos,
@@ -71,7 +72,6 @@ pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), Start
             let running = Running {
                 driver,
                 calls: HashMap::new(),
-                last_call: 0,
                 next_tick,
                 next_segment_try: Nanos(0),
                 space_enough: true,
@@ -107,6 +107,11 @@ impl Running {
         for event in batch.events {
             match event {
                 Event::Replica(input) => self.step(input),
+                Event::CallerGone(call) => {
+                    if self.calls.remove(&call).is_some() {
+                        self.step(Input::CallerGone(call));
+                    }
+                }
                 Event::Housekeeping(Report::Segment(made)) => {
                     if let Err(error) = &made
                         && self.driver.wal.has_spare()
@@ -126,19 +131,18 @@ impl Running {
         for message in batch.messages {
             self.step(Input::Message(Box::new(message)));
         }
-        for (request, answer) in batch.requests {
-            self.ask(request, answer);
+        for asked in batch.requests {
+            self.ask(asked);
         }
         false
     }
 
-    fn ask(&mut self, request: Request, answer: Answer) {
+    fn ask(&mut self, asked: Asked) {
+        let Asked { call, request, answer } = asked;
         // A caller that has gone before its turn came gets nothing done.
         if answer.is_closed() {
             return;
         }
-        self.last_call += 1;
-        let call = CallId(self.last_call);
         self.calls.insert(call, answer);
         self.step(Input::Request(call, request));
     }
@@ -238,6 +242,12 @@ impl Running {
 
     fn carry_out(&mut self, output: Output) {
         self.driver.links.send(output.messages);
+        if let Some(index) = output.history_lost {
+            self.driver.feed.reset(index);
+        }
+        for (revision, changes) in output.changes {
+            self.driver.feed.applied(revision, changes);
+        }
         for (call, answer) in output.replies {
             if let Some(caller) = self.calls.remove(&call) {
                 // A caller that has gone needs no answer.

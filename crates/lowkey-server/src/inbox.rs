@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use lowkey_replica::{Failure, Input, Message, Request, Response};
+use lowkey_replica::{CallId, Failure, Input, Message, Request, Response};
 use tokio::sync::oneshot;
 
 use crate::housekeeper::Report;
@@ -23,18 +23,27 @@ const WANTING_MAX: usize = 16_384;
 /// How many requests of a lane are taken in one turn, so that a turn stays short.
 const REQUESTS_A_TURN: usize = 4_096;
 
+/// A request, and where its answer goes.
+pub(crate) struct Asked {
+    pub(crate) call: CallId,
+    pub(crate) request: Request,
+    pub(crate) answer: Answer,
+}
+
 /// What one turn takes in.
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
     pub(crate) messages: Vec<Message>,
-    pub(crate) requests: Vec<(Request, Answer)>,
+    pub(crate) requests: Vec<Asked>,
 }
 
 /// What the node's own parts report to the replica thread.
 pub(crate) enum Event {
     /// Passed on to the replica as it is.
     Replica(Input),
+    /// A caller went away before it was answered.
+    CallerGone(CallId),
     /// The housekeeper is done with something.
     Housekeeping(Report),
     /// A peer was heard from: where it can be reached, in its own words.
@@ -47,8 +56,9 @@ pub(crate) enum Event {
 struct Lanes {
     events: VecDeque<Event>,
     messages: VecDeque<Message>,
-    keeping: VecDeque<(Request, Answer)>,
-    wanting: VecDeque<(Request, Answer)>,
+    keeping: VecDeque<Asked>,
+    wanting: VecDeque<Asked>,
+    last_call: u64,
 }
 
 impl Lanes {
@@ -81,9 +91,11 @@ impl Inbox {
         self.filled.notify_one();
     }
 
-    /// Takes in a request, unless its lane is full.
-    pub(crate) fn ask(&self, request: Request, answer: Answer) {
+    /// Takes in a request, unless its lane is full, and says how it is known from now on.
+    pub(crate) fn ask(&self, request: Request, answer: Answer) -> CallId {
         let mut lanes = self.lanes();
+        lanes.last_call += 1;
+        let call = CallId(lanes.last_call);
         let (lane, room) = if wants_more(&request) {
             (&mut lanes.wanting, WANTING_MAX)
         } else {
@@ -93,11 +105,12 @@ impl Inbox {
             drop(lanes);
             // A caller that has gone needs no answer.
             let _ = answer.send(Err(Failure::Busy));
-            return;
+            return call;
         }
-        lane.push_back((request, answer));
+        lane.push_back(Asked { call, request, answer });
         drop(lanes);
         self.filled.notify_one();
+        call
     }
 
     /// Waits until there is something to take in, or until the deadline.
@@ -113,7 +126,7 @@ impl Inbox {
         }
         let keeping = lanes.keeping.len().min(REQUESTS_A_TURN);
         let wanting = lanes.wanting.len().min(REQUESTS_A_TURN);
-        let mut requests: Vec<(Request, Answer)> = lanes.keeping.drain(..keeping).collect();
+        let mut requests: Vec<Asked> = lanes.keeping.drain(..keeping).collect();
         requests.extend(lanes.wanting.drain(..wanting));
         Batch {
             events: lanes.events.drain(..).collect(),
@@ -130,10 +143,17 @@ impl Inbox {
 
 fn wants_more(request: &Request) -> bool {
     use lowkey_core::Command;
-    matches!(
-        request,
-        Request::Command(Command::CreateLease { .. } | Command::Acquire { .. } | Command::AddMember { .. })
-    )
+    match request {
+        Request::Wait { .. } => true,
+        Request::Command(command) => matches!(
+            command,
+            Command::CreateLease { .. }
+                | Command::Acquire { .. }
+                | Command::SetValue { .. }
+                | Command::AddMember { .. }
+        ),
+        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) => false,
+    }
 }
 
 #[cfg(test)]
@@ -156,8 +176,8 @@ mod tests {
         inbox.ask(create_lease(), oneshot::channel().0);
         inbox.ask(Request::Renew { lease: LeaseId(1) }, oneshot::channel().0);
         let batch = inbox.take(Instant::now());
-        assert_eq!(batch.requests[0].0, Request::Renew { lease: LeaseId(1) });
-        assert_eq!(batch.requests[1].0, create_lease());
+        assert_eq!(batch.requests[0].request, Request::Renew { lease: LeaseId(1) });
+        assert_eq!(batch.requests[1].request, create_lease());
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! A request's way: [`edge`] decodes it, `service` finds the leader, `inbox` takes it to the one
 //! thread of `driver`, which drives the replica, the log and the answers; `peers` carries messages
-//! and forwarded requests between nodes; `storage` is the data directory, `housekeeper` does slow
-//! work on it; [`start`] puts them together.
+//! and forwarded requests between nodes; `watch` tells whoever watches what happened; `storage` is the
+//! data directory, `housekeeper` does slow work on it; [`start`] puts them together.
 //!
 //! Deliberately absent: any decision about leases and locks. What is granted is the replica's to say.
 
@@ -21,6 +21,7 @@ mod peers;
 mod service;
 mod storage;
 mod view;
+mod watch;
 
 pub use config::Config;
 pub use error::StartError;

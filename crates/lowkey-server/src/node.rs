@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lowkey_api::v1::AddPeerRequest;
 use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeInfo};
@@ -25,6 +25,7 @@ use crate::peers::{self, Forwarders, Hello, Links};
 use crate::service::Service;
 use crate::storage::{DataDirectory, GROUP, SnapshotFiles};
 use crate::view::View;
+use crate::watch::{Hub, HubFeed};
 use crate::{housekeeper, random_bytes};
 
 /// How long a leader that stops may take to hand over. This, the ports' own time to end
@@ -36,6 +37,9 @@ const PART_WAIT: Duration = Duration::from_millis(300);
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
 /// How often a node looks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The revision of a cluster in which nothing has happened yet.
+const FOUNDING_REVISION: u64 = 1;
 
 /// A node that runs.
 pub struct RunningNode {
@@ -174,7 +178,9 @@ fn run(
 ) -> Result<RunningNode, StartError> {
     let opened = directory.open_log()?;
     let seed = u64::from_le_bytes(random_bytes()?);
+    let clock = Clock::new();
     let replica_config = lowkey_replica::Config {
+        unix_ms_at_zero: unix_ms(),
         leases_max: config.leases_max,
         ..lowkey_replica::Config::new(GROUP, member, seed)
     };
@@ -188,6 +194,9 @@ fn run(
     let inbox = Arc::new(Inbox::default());
     let view = Arc::new(View::new(replica.status()));
     let forwarders = Forwarders::default();
+    let stopping = watch::Sender::new(false);
+    let applied = replica.state().revision();
+    let (hub, feed) = watch_hub(applied, config.watch_streams_max, view.leadership(), stopping.subscribe());
     let runtime = tokio::runtime::Handle::current();
     let snapshot_files = SnapshotFiles::new(Arc::clone(&directory.disk));
     let jobs = housekeeper::start(directory.path.clone(), snapshot_files.clone(), Arc::clone(&inbox))
@@ -197,7 +206,8 @@ fn run(
         replica,
         wal: opened.wal,
         snapshot_files,
-        clock: Clock::new(),
+        clock,
+        feed,
         inbox: Arc::clone(&inbox),
         jobs,
         links,
@@ -209,7 +219,8 @@ fn run(
         view,
         inbox,
         forwarders,
-        stopping: watch::Sender::new(false),
+        hub,
+        stopping,
         parting: watch::Sender::new(false),
     });
     let about = About {
@@ -246,6 +257,28 @@ fn run(
         about,
         _directory: directory,
     })
+}
+
+/// The hub of a node whose state is at this revision: what happened before will never be known here.
+fn watch_hub(
+    applied: u64,
+    streams_max: usize,
+    leadership: watch::Receiver<crate::view::Leadership>,
+    stopping: watch::Receiver<bool>,
+) -> (Hub, HubFeed) {
+    // The founding entry, of which every node has heard, is the exception: nothing happened in it.
+    if applied == FOUNDING_REVISION {
+        let (hub, mut feed) = Hub::start(0, streams_max, leadership, stopping);
+        feed.applied(applied, Vec::new());
+        return (hub, feed);
+    }
+    Hub::start(applied, streams_max, leadership, stopping)
+}
+
+/// The wall clock, for display only.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Sees to it that the cluster knows this node, and where it can be reached now.

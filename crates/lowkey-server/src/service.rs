@@ -4,35 +4,46 @@
 //! otherwise. While there is no leader it waits a little for one: most elections are over before a
 //! client would notice. As long as nothing was proposed or forwarded the request may be tried
 //! again, and the error that ends it says that nothing was done; afterwards it may not.
+//!
+//! Whoever waits for a lock is interrupted by a change of lead, and taken to the next leader, which
+//! keeps its place (R10). A caller that goes away is dropped where it waits, and whoever keeps
+//! something for it is told.
+//!
+//! - `answers.rs`: the calls, one by one
+//! - `watching.rs`: watches and observers
+
+mod answers;
+mod watching;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CreateLeaseRequest,
-    CreateLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, Member, ReleaseLockRequest,
-    ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse,
-    Stats,
+    AcquireLockRequest, AddPeerRequest, CheckTokenRequest, CreateLeaseRequest, GetLockRequest,
+    ListLocksRequest, ProclaimRequest, ReleaseLockRequest, RenewLeaseRequest, RevokeLeaseRequest,
 };
 use lowkey_api::{ApiError, ErrorDetail, Reason};
 use lowkey_core::MemberId;
-use lowkey_replica::{Failure, Role, Status};
+use lowkey_replica::{CallId, Failure, Request, Response};
 use prost::Message as _;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::edge::Node;
-use crate::inbox::Inbox;
-use crate::operation::{Operation, failure, outcome_unknown};
+use crate::edge::stopped;
+use crate::inbox::{Event, Inbox};
+use crate::operation::{Operation, failure, outcome_unknown, place_kept};
+use crate::peers::proto::ReadRevisionRequest;
 use crate::peers::proto::forward_reply::Outcome;
-use crate::peers::{ForwardError, Forwarded, Forwarders, Hello};
+use crate::peers::{Forward, ForwardError, Forwarded, Forwarders, Hello};
 use crate::view::View;
+use crate::watch::Hub;
 
 /// How long a request waits for a leader before it is refused; nothing was done for it then.
 const LEADER_WAIT: Duration = Duration::from_millis(800);
 /// How long a request that was sent to a leader is kept waiting once that one no longer leads.
 const DOUBT_WAIT: Duration = Duration::from_millis(300);
-/// No request waits longer than this for an answer, whatever happens.
+/// No request waits longer than this for an answer, and for its turn, whatever happens.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// How long to wait before asking again a leader that was not ready.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -46,6 +57,7 @@ pub(crate) struct Service {
     pub(crate) view: Arc<View>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) forwarders: Forwarders,
+    pub(crate) hub: Hub,
     /// True once the node was told to stop: streams of clients end.
     pub(crate) stopping: watch::Sender<bool>,
     /// True once nothing is under way for clients any more: streams of peers end.
@@ -57,14 +69,35 @@ enum Attempt<R> {
     Done(Result<R, ApiError>),
     /// Nothing was done: it may be tried again.
     Again,
+    /// It waits for a lock, and the next leader keeps its place: it may be asked there.
+    Interrupted,
 }
 
 impl Service {
     async fn call<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
         operation.name_request(new_request_id);
         // Whatever is wrong with it is found here, before anyone else is bothered.
-        operation.parse().map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
-        let deadline = Instant::now() + LEADER_WAIT;
+        let request =
+            operation.parse().map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
+        if let Request::ReadStale(_) = request {
+            return self.call_here(&operation).await;
+        }
+        if operation.wait().is_zero() {
+            return self.call_leader(operation).await;
+        }
+        // A node that stops does not keep those who wait: they have their place elsewhere.
+        let request_id = operation.request_id().to_owned();
+        tokio::select! {
+            answer = self.call_leader(operation) => answer,
+            () = stopped(self.stopping.subscribe()) => Err(place_kept(&request_id)),
+        }
+    }
+
+    /// Has the leader answer, whoever that is.
+    async fn call_leader<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
+        let (started, wait) = (Instant::now(), operation.wait());
+        let mut deadline = started + LEADER_WAIT;
+        let mut interrupted = false;
         let mut leadership = self.view.leadership();
         loop {
             let leader = leadership.borrow_and_update().leader;
@@ -73,15 +106,34 @@ impl Service {
                 Some(leader) => self.forward(&operation, leader, leadership.clone()).await,
                 None => Attempt::Again,
             };
-            if let Attempt::Done(answer) = attempt {
-                return answer;
+            match attempt {
+                Attempt::Done(answer) => return answer,
+                Attempt::Again => {}
+                Attempt::Interrupted => {
+                    interrupted = true;
+                    deadline = Instant::now() + LEADER_WAIT;
+                    operation.wait_on(wait.saturating_sub(started.elapsed()));
+                }
             }
             if Instant::now() >= deadline {
-                return Err(nobody_leads(leader == Some(self.view.own())));
+                return Err(match interrupted {
+                    true => place_kept(operation.request_id()),
+                    false => nobody_leads(leader == Some(self.view.own())),
+                });
             }
             // Either somebody else leads in a moment, or the same leader is ready then.
             let pause = if leader.is_some() { Instant::now() + RETRY_PAUSE } else { deadline };
             let _ = timeout_at(pause.min(deadline), leadership.changed()).await;
+        }
+    }
+
+    /// Answers from what this node knows.
+    async fn call_here<O: Operation>(&self, operation: &O) -> Result<O::Response, ApiError> {
+        match self.ask_replica(operation).await {
+            Attempt::Done(answer) => answer,
+            Attempt::Again | Attempt::Interrupted => {
+                Err(ApiError::new(Reason::NodeStopping, "this node does not answer any more"))
+            }
         }
     }
 
@@ -91,16 +143,16 @@ impl Service {
             Ok(request) => request,
             Err(invalid) => return Attempt::Done(Err(ApiError::invalid(invalid.field, invalid.problem))),
         };
-        let (sender, receiver) = oneshot::channel();
-        self.inbox.ask(request, sender);
-        match timeout(ANSWER_WAIT, receiver).await {
-            Ok(Ok(Ok(response))) => Attempt::Done(operation.respond(response)),
-            Ok(Ok(Err(Failure::NotLeader { .. }))) => Attempt::Again,
-            Ok(Ok(Err(other))) => Attempt::Done(Err(
+        let mut parked = Parked::ask(&self.inbox, request);
+        match timeout(ANSWER_WAIT + operation.wait(), parked.answer()).await {
+            Ok(Some(Ok(response))) => Attempt::Done(operation.respond(response)),
+            Ok(Some(Err(Failure::NotLeader { .. }))) => Attempt::Again,
+            Ok(Some(Err(Failure::Interrupted { .. }))) => Attempt::Interrupted,
+            Ok(Some(Err(other))) => Attempt::Done(Err(
                 failure(other, operation.request_id()).unwrap_or_else(|| nobody_leads(true))
             )),
             // The replica thread is gone, or does not get through.
-            Ok(Err(_)) | Err(_) => silence(operation),
+            Ok(None) | Err(_) => silence(operation),
         }
     }
 
@@ -112,15 +164,13 @@ impl Service {
         leadership: watch::Receiver<crate::view::Leadership>,
     ) -> Attempt<O::Response> {
         let Some(forwarder) = self.forwarders.get(leader) else { return Attempt::Again };
-        let (answer, receiver) = oneshot::channel();
-        let forwarded = Forwarded { operation: O::NUMBER, request: operation.encode_to_vec(), answer };
-        if forwarder.try_send(forwarded).is_err() {
+        let Some(mut passed_on) = PassedOn::send(forwarder, O::NUMBER, operation.encode_to_vec()) else {
             return Attempt::Again;
-        }
+        };
         let outcome = tokio::select! {
-            outcome = receiver => outcome.unwrap_or(Err(ForwardError::Lost)),
+            outcome = passed_on.answer() => outcome,
             () = no_longer_leads(leader, leadership) => Err(ForwardError::Lost),
-            () = sleep(ANSWER_WAIT) => Err(ForwardError::Lost),
+            () = sleep(ANSWER_WAIT + operation.wait()) => Err(ForwardError::Lost),
         };
         match outcome {
             Ok(Outcome::Response(bytes)) => match O::Response::decode(bytes.as_slice()) {
@@ -132,6 +182,7 @@ impl Service {
                 Err(_) => silence(operation),
             },
             Ok(Outcome::NotLeader(_)) | Err(ForwardError::NotSent) => Attempt::Again,
+            Ok(Outcome::Interrupted(_)) => Attempt::Interrupted,
             Err(ForwardError::Lost) => silence(operation),
         }
     }
@@ -146,6 +197,10 @@ impl Service {
             ReleaseLockRequest::NUMBER => self.answer::<ReleaseLockRequest>(request).await,
             GetLockRequest::NUMBER => self.answer::<GetLockRequest>(request).await,
             AddPeerRequest::NUMBER => self.answer::<AddPeerRequest>(request).await,
+            ListLocksRequest::NUMBER => self.answer::<ListLocksRequest>(request).await,
+            CheckTokenRequest::NUMBER => self.answer::<CheckTokenRequest>(request).await,
+            ProclaimRequest::NUMBER => self.answer::<ProclaimRequest>(request).await,
+            ReadRevisionRequest::NUMBER => self.answer::<ReadRevisionRequest>(request).await,
             _ => refusal(ApiError::new(
                 Reason::Internal,
                 format!("the leader's version does not know operation {operation}"),
@@ -162,6 +217,82 @@ impl Service {
             Attempt::Done(Ok(response)) => Outcome::Response(response.encode_to_vec()),
             Attempt::Done(Err(error)) => refusal(error),
             Attempt::Again => Outcome::NotLeader(true),
+            Attempt::Interrupted => Outcome::Interrupted(true),
+        }
+    }
+}
+
+/// A request that the replica has not answered yet. If it is dropped before, the replica is told that
+/// nobody waits for the answer any more.
+struct Parked<'a> {
+    inbox: &'a Inbox,
+    call: CallId,
+    /// Nothing once it was answered.
+    answer: Option<oneshot::Receiver<Result<Response, Failure>>>,
+}
+
+impl<'a> Parked<'a> {
+    fn ask(inbox: &'a Inbox, request: Request) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        Self { call: inbox.ask(request, sender), inbox, answer: Some(receiver) }
+    }
+
+    /// The answer; nothing if the replica thread is gone.
+    async fn answer(&mut self) -> Option<Result<Response, Failure>> {
+        let answer = self.answer.as_mut()?.await.ok();
+        self.answer = None;
+        answer
+    }
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            // Closed first: a request that is still in the inbox is then passed over.
+            drop(answer);
+            self.inbox.report(Event::CallerGone(self.call));
+        }
+    }
+}
+
+/// A request that was passed on and is not answered yet. If it is dropped before, the leader is told that
+/// nobody waits for the answer any more.
+struct PassedOn {
+    forwarder: mpsc::Sender<Forward>,
+    number: u64,
+    /// Nothing once it was answered.
+    answer: Option<oneshot::Receiver<Result<Outcome, ForwardError>>>,
+}
+
+impl PassedOn {
+    /// Nothing if there is no room for it; then nothing was done.
+    fn send(forwarder: mpsc::Sender<Forward>, operation: u32, request: Vec<u8>) -> Option<Self> {
+        static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
+        let (answer, receiver) = oneshot::channel();
+        forwarder.try_send(Forward::Request(Forwarded { number, operation, request, answer })).ok()?;
+        Some(Self { forwarder, number, answer: Some(receiver) })
+    }
+
+    async fn answer(&mut self) -> Result<Outcome, ForwardError> {
+        let Some(receiver) = &mut self.answer else { return Err(ForwardError::Lost) };
+        let outcome = receiver.await.unwrap_or(Err(ForwardError::Lost));
+        self.answer = None;
+        outcome
+    }
+}
+
+impl Drop for PassedOn {
+    fn drop(&mut self) {
+        if self.answer.take().is_none() {
+            return;
+        }
+        if let Err(mpsc::error::TrySendError::Full(abandon)) =
+            self.forwarder.try_send(Forward::Abandon(self.number))
+        {
+            let forwarder = self.forwarder.clone();
+            // A link that has gone has told the leader already.
+            tokio::spawn(async move { forwarder.send(abandon).await });
         }
     }
 }
@@ -201,114 +332,4 @@ fn nobody_leads(this_node_should: bool) -> ApiError {
 fn new_request_id() -> String {
     // Without randomness the machine is beyond help; an empty id is refused, and nothing is done.
     crate::random_bytes().map(|bytes| lowkey_core::NodeIdentity(bytes).to_string()).unwrap_or_default()
-}
-
-impl Node for Service {
-    async fn create_lease(&self, request: CreateLeaseRequest) -> Result<CreateLeaseResponse, ApiError> {
-        self.call(request).await
-    }
-
-    async fn renew_lease(&self, request: RenewLeaseRequest) -> Result<RenewLeaseResponse, ApiError> {
-        self.call(request).await
-    }
-
-    async fn revoke_lease(&self, request: RevokeLeaseRequest) -> Result<RevokeLeaseResponse, ApiError> {
-        self.call(request).await
-    }
-
-    async fn acquire_lock(&self, request: AcquireLockRequest) -> Result<AcquireLockResponse, ApiError> {
-        self.call(request).await
-    }
-
-    async fn release_lock(&self, request: ReleaseLockRequest) -> Result<ReleaseLockResponse, ApiError> {
-        self.call(request).await
-    }
-
-    async fn get_lock(&self, request: GetLockRequest) -> Result<GetLockResponse, ApiError> {
-        self.call(request).await
-    }
-
-    async fn add_peer(&self, request: AddPeerRequest) -> Result<AddPeerResponse, ApiError> {
-        let response = self.call(request).await?;
-        Ok(AddPeerResponse {
-            cluster_id: self.hello.cluster.to_string(),
-            members: members(&self.view.status()),
-            ..response
-        })
-    }
-
-    fn get_status(&self) -> GetStatusResponse {
-        let status = self.view.status();
-        let leader = status.members.iter().find(|member| Some(member.member) == status.leader);
-        GetStatusResponse {
-            node_id: self.node_name.clone(),
-            is_leader: status.role == Role::Leader,
-            leader_address: leader.map(|leader| leader.node.grpc_address.clone()).unwrap_or_default(),
-            cluster_size: count(status.members.iter().filter(|member| member.voter).count()),
-            state: state_name(&status).to_owned(),
-            stats: Some(Stats {
-                leases: count(status.leases),
-                locks: count(status.locks),
-                fencing_counter: status.last_token.0,
-            }),
-            cluster_id: self.hello.cluster.to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            term: status.term,
-            applied_index: status.applied,
-            commit_index: status.committed,
-            members: members(&status),
-            leader_id: leader.map(|leader| leader.node.name.to_string()).unwrap_or_default(),
-            leader_http_address: leader.map(|leader| leader.node.http_address.clone()).unwrap_or_default(),
-        }
-    }
-
-    fn ready(&self) -> Result<(), String> {
-        let status = self.view.status();
-        match (status.role, status.leader) {
-            _ if *self.stopping.borrow() => Err("the node is stopping".into()),
-            (Role::Leader, _) if !status.serving => Err("this node was elected and is catching up".into()),
-            (_, Some(_)) => Ok(()),
-            (_, None) => Err("no leader is known".into()),
-        }
-    }
-
-    fn cluster_id(&self) -> Option<String> {
-        Some(self.hello.cluster.to_string())
-    }
-
-    fn stopping(&self) -> watch::Receiver<bool> {
-        self.stopping.subscribe()
-    }
-}
-
-fn state_name(status: &Status) -> &'static str {
-    let own = status.members.iter().find(|member| member.member == status.member);
-    match status.role {
-        Role::Leader => "leader",
-        Role::Candidate => "candidate",
-        Role::Follower if own.is_some_and(|own| own.voter) => "follower",
-        Role::Follower => "learner",
-    }
-}
-
-fn members(status: &Status) -> Vec<Member> {
-    let member = |member: &lowkey_replica::MemberStatus| {
-        let (lag, reachable) = member.progress.unwrap_or_default();
-        Member {
-            node_id: member.node.name.to_string(),
-            member_id: member.member.0,
-            raft_address: member.node.raft_address.clone(),
-            grpc_address: member.node.grpc_address.clone(),
-            http_address: member.node.http_address.clone(),
-            voter: member.voter,
-            leader: Some(member.member) == status.leader,
-            lag,
-            reachable,
-        }
-    };
-    status.members.iter().map(member).collect()
-}
-
-fn count(number: usize) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
 }

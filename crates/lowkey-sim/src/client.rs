@@ -1,26 +1,29 @@
-//! A client that behaves as an SDK must: it counts its own validity (R6), retries with the same
+//! A client that behaves as an SDK must: it counts its own validity (R6, R7), retries with the same
 //! request id, renews at a third of the time to live, and begins anew after it lost its lease. Some
-//! are rude: they never release, or stop renewing.
+//! are rude: they hold for long, or stop renewing.
 //!
-//! A client decides; the world carries its requests and brings the answers.
+//! A client decides; the world carries its requests and brings the answers. Here stands what it knows
+//! and how it takes answers in; `client/ideas.rs` says what it asks for.
+
+mod ideas;
 
 use std::collections::BTreeMap;
 
-use lowkey_api::validity::Validity;
+use lowkey_api::validity::{Validity, valid_until_after_wait};
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, LeaseId, LockName, OwnerId, Refusal, Reply, RequestId, Token, Ttl,
-    mutants,
+    AcquireWith, Command, LeaseId, LockName, Mode, OwnerId, Refusal, Reply, RequestId, Scope, Token, Ttl,
+    WaitTime, mutants,
 };
 use lowkey_replica::{Failure, Request, Response};
 
+use crate::claim::Claim;
 use crate::clock::Clock;
-use crate::plan::{MILLISECOND, Plan, SECOND};
+use crate::plan::{MILLISECOND, SECOND};
 use crate::random::Random;
 
-/// How long a client waits for an answer before it asks again.
+/// How long a client waits for an answer before it asks again; where it waits for a lock, this much longer
+/// than that.
 const ANSWER_WAIT_NANOS: u64 = 600 * MILLISECOND;
-/// How often it asks before it gives up on a read or a renewal.
-const ATTEMPTS_MAX: u32 = 20;
 /// A time that no world reaches.
 const NEVER: u64 = u64::MAX / 4;
 
@@ -40,8 +43,11 @@ pub(crate) struct Client {
     pub(crate) lazy: bool,
     /// Its count ran out, and it has not been told yet what became of the lease.
     pub(crate) lapsed: bool,
+    /// All faults have ended: it waits for nothing very long.
+    quiet: bool,
     pub(crate) lease: Option<LeaseHeld>,
-    pub(crate) hold: Option<Hold>,
+    /// What it believes to hold, within its lease's validity.
+    pub(crate) holds: Vec<Hold>,
     pub(crate) operation: Option<Operation>,
     /// Renewals under way: which send an answer answers.
     renewals: BTreeMap<u64, u64>,
@@ -71,6 +77,8 @@ pub(crate) struct LeaseHeld {
 pub(crate) struct Hold {
     pub(crate) lock: LockName,
     pub(crate) token: Token,
+    pub(crate) mode: Mode,
+    pub(crate) scope: Scope,
     release_at: u64,
 }
 
@@ -83,16 +91,23 @@ pub(crate) struct Operation {
     /// In true time: for the checks alone.
     pub(crate) invoked_at: u64,
     ask_again_at: u64,
+    /// When it loses patience with a wait.
+    gives_up_at: u64,
     attempts: u32,
 }
 
-/// What a client wants sent.
-pub(crate) struct Send {
-    pub(crate) node: usize,
-    pub(crate) operation: u64,
-    pub(crate) request: Request,
-    /// It was sent before, and is still not answered.
-    pub(crate) again: bool,
+/// What a client wants done.
+pub(crate) enum Send {
+    /// A request is to be sent.
+    Request {
+        node: usize,
+        operation: u64,
+        request: Request,
+        /// It was sent before, and is still not answered.
+        again: bool,
+    },
+    /// A call is dropped: what the client asked this node is not waited for any more.
+    Leave { node: usize, operation: u64 },
 }
 
 /// What came of an answer, for the checks.
@@ -109,13 +124,36 @@ pub(crate) enum Outcome {
 }
 
 impl Operation {
+    /// Something begins now; what it is worth counts from now.
+    fn new(id: u64, request: Request, first_sent: u64, invoked_at: u64) -> Self {
+        let wait = wait_of(&request).map_or(0, WaitTime::nanos);
+        let ask_again_at = first_sent + wait + ANSWER_WAIT_NANOS;
+        Self { id, request, first_sent, invoked_at, ask_again_at, gives_up_at: NEVER, attempts: 1 }
+    }
+
     /// It goes on its way once more; what it is worth still counts from the first time.
     pub(crate) fn ask_again(&mut self, now: u64) {
         self.attempts += 1;
-        self.ask_again_at = now + ANSWER_WAIT_NANOS;
+        self.ask_again_at = now + wait_of(&self.request).map_or(0, WaitTime::nanos) + ANSWER_WAIT_NANOS;
         if mutants::is_active("validity counted from the retry") {
             self.first_sent = now;
         }
+    }
+}
+
+/// How long a request would wait for a lock, if it would.
+pub(crate) fn wait_of(request: &Request) -> Option<WaitTime> {
+    match request {
+        Request::Wait { wait, .. } => Some(*wait),
+        _ => None,
+    }
+}
+
+/// What a request asks to have changed.
+pub(crate) fn command_of(request: &Request) -> Option<&Command> {
+    match request {
+        Request::Command(command) | Request::Wait { command, .. } => Some(command),
+        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) => None,
     }
 }
 
@@ -131,9 +169,10 @@ impl Client {
             patient: random.one_in(2),
             lazy: random.one_in(6),
             lapsed: false,
+            quiet: false,
             last_release: None,
             lease: None,
-            hold: None,
+            holds: Vec::new(),
             operation: None,
             renewals: BTreeMap::new(),
             next_renewal: 0,
@@ -159,24 +198,19 @@ impl Client {
     /// before is given up.
     pub(crate) fn begin(&mut self, request: Request, true_nanos: u64) -> u64 {
         self.last_operation += 1;
+        let now = self.clock.read(true_nanos);
         match &request {
             Request::Renew { .. } => {
-                self.renewals.insert(self.last_operation, self.clock.read(true_nanos));
+                self.renewals.insert(self.last_operation, now);
                 return self.last_operation;
             }
             // R9: belief ends before these are sent.
-            Request::Command(Command::Release { .. }) => self.hold = None,
+            Request::Command(Command::Release { lock, .. }) => self.stop_believing_in(&lock.clone()),
             Request::Command(Command::RevokeLease { .. }) => self.forget_lease(),
             _ => {}
         }
-        self.operation = Some(Operation {
-            id: self.last_operation,
-            request,
-            first_sent: self.clock.read(true_nanos),
-            invoked_at: true_nanos,
-            ask_again_at: NEVER,
-            attempts: 1,
-        });
+        let operation = Operation::new(self.last_operation, request, now, true_nanos);
+        self.operation = Some(Operation { ask_again_at: NEVER, ..operation });
         self.last_operation
     }
 
@@ -186,142 +220,23 @@ impl Client {
         RequestId::parse(&format!("{}-{id}", self.owner)).expect("a short id is an id")
     }
 
-    /// True if it may act as holder at this true time.
+    /// True if it may act as holder of something at this true time.
     pub(crate) fn believes_at(&self, true_nanos: u64) -> bool {
-        let now = self.clock.read(true_nanos);
-        self.hold.is_some() && self.lease.is_some_and(|lease| lease.validity.holds_at(now))
+        !self.holds.is_empty() && self.lease.is_some_and(|lease| self.counts_on(lease.id, true_nanos))
+    }
+
+    /// What it may act on at this true time.
+    pub(crate) fn beliefs_at(&self, true_nanos: u64) -> impl Iterator<Item = (&Hold, Claim)> {
+        let lease = self.lease.filter(|lease| self.counts_on(lease.id, true_nanos)).map(|lease| lease.id);
+        self.holds.iter().filter(move |_| lease.is_some()).map(move |hold| {
+            (hold, Claim { lock: hold.lock.clone(), lease, mode: hold.mode, scope: hold.scope })
+        })
     }
 
     /// True if its lease is valid by its own count.
     pub(crate) fn counts_on(&self, lease: LeaseId, true_nanos: u64) -> bool {
         let now = self.clock.read(true_nanos);
         self.lease.is_some_and(|held| held.id == lease && held.validity.holds_at(now))
-    }
-
-    /// Does what is due, and says what is to be sent.
-    pub(crate) fn act(&mut self, true_nanos: u64, plan: &Plan, random: &mut Random) -> Vec<Send> {
-        let now = self.clock.read(true_nanos);
-        let mut sends = Vec::new();
-        // What is no longer valid is lost, whatever the servers would say.
-        if self.lease.is_some_and(|lease| !lease.validity.holds_at(now)) {
-            match self.patient && !self.rude {
-                true => self.lapsed = true,
-                false => self.forget_lease(),
-            }
-        }
-        if self.scripted {
-            return sends;
-        }
-        if let Some(lease) = self.lease
-            && now >= self.next_renewal
-        {
-            // A rude client does not care for every second of its leases.
-            self.next_renewal = now + lease.ttl.nanos() / 3;
-            if self.lazy {
-                let early = 20 * MILLISECOND;
-                self.next_renewal = now + lease.ttl.nanos() - early + random.between(0, 80) * MILLISECOND;
-            } else if self.lapsed {
-                // It must know, and whom it asked before may be down.
-                self.next_renewal = now + 100 * MILLISECOND;
-                self.node += random.between(1, 3) as usize;
-            }
-            if !(self.rude && lease.id.0.is_multiple_of(2)) {
-                self.last_operation += 1;
-                self.renewals.insert(self.last_operation, now);
-                let request = Request::Renew { lease: lease.id };
-                sends.push(Send { node: self.node, operation: self.last_operation, request, again: false });
-            }
-        }
-        if let Some(operation) = &mut self.operation
-            && now >= operation.ask_again_at
-        {
-            operation.ask_again(now);
-            self.node += 1;
-            let request = operation.request.clone();
-            sends.push(Send { node: self.node, operation: operation.id, request, again: true });
-            let is_read = matches!(operation.request, Request::GetLock { .. });
-            if is_read && operation.attempts > ATTEMPTS_MAX {
-                self.operation = None;
-            }
-        }
-        if self.operation.is_none() && now >= self.next_idea {
-            sends.extend(self.have_an_idea(now, true_nanos, plan, random));
-        }
-        sends
-    }
-
-    /// Begins something new.
-    fn have_an_idea(&mut self, now: u64, true_nanos: u64, plan: &Plan, random: &mut Random) -> Option<Send> {
-        self.next_idea = now + random.span(plan.think_nanos);
-        self.last_operation += 1;
-        let id = self.last_operation;
-        let request_id = RequestId::parse(&format!("{}-{id}", self.owner)).expect("a short id is an id");
-        let lock = lock_name(random.next() as usize % plan.locks);
-        let ttl = Ttl::parse(*random.pick(&[1, 2, 3, 5])).expect("a usual time to live");
-        let request = match (&self.hold, self.lease) {
-            (_, Some(_)) if self.lapsed => return None,
-            // A holder looks at locks, too.
-            (Some(_), Some(_)) if random.one_in(3) => Request::GetLock { lock },
-            (Some(hold), Some(lease))
-                if random.one_in(4)
-                    && let Some((of, lock, token)) = &self.last_release
-                    && *lock == hold.lock
-                    && *of == lease.id =>
-            {
-                let grant = GrantRef::Lease(lease.id);
-                let (lock, token) = (lock.clone(), Some(*token));
-                Request::Command(Command::Release { lock, grant, token, request: request_id })
-            }
-            (Some(hold), Some(lease)) => {
-                if now < hold.release_at || self.rude {
-                    return None;
-                }
-                self.last_release = Some((lease.id, hold.lock.clone(), hold.token));
-                let (lock, token) = (hold.lock.clone(), Some(hold.token));
-                // R9: belief ends before the release is sent.
-                if !mutants::is_active("belief ends when the release is answered") {
-                    self.hold = None;
-                }
-                let grant = GrantRef::Lease(lease.id);
-                Request::Command(Command::Release { lock, grant, token, request: request_id })
-            }
-            (_, None) if random.one_in(3) => Request::Command(Command::Acquire {
-                lock,
-                owner: self.owner.clone(),
-                with: AcquireWith::NewLease(ttl),
-                since_unix_ms: 0,
-                request: request_id,
-            }),
-            (_, None) => {
-                Request::Command(Command::CreateLease { owner: self.owner.clone(), ttl, request: request_id })
-            }
-            (None, Some(lease)) => match random.between(0, 20) {
-                0 => {
-                    self.forget_lease();
-                    let owner = self.owner.clone();
-                    Request::Command(Command::RevokeLease { lease: lease.id, owner, request: request_id })
-                }
-                1..4 => Request::GetLock { lock },
-                _ => Request::Command(Command::Acquire {
-                    lock,
-                    owner: self.owner.clone(),
-                    with: AcquireWith::Lease(lease.id),
-                    since_unix_ms: 0,
-                    request: request_id,
-                }),
-            },
-        };
-        let ask_again_at = now + ANSWER_WAIT_NANOS;
-        let operation = Operation {
-            id,
-            request: request.clone(),
-            first_sent: now,
-            invoked_at: true_nanos,
-            ask_again_at,
-            attempts: 1,
-        };
-        self.operation = Some(operation);
-        Some(Send { node: self.node, operation: id, request, again: false })
     }
 
     /// What it asked for in an operation whose answer it still waits for.
@@ -355,13 +270,22 @@ impl Client {
             return Outcome::Nothing;
         };
         match &answer {
-            // Nothing was done, or it is not known what: the same request again, elsewhere.
-            Err(Failure::NotLeader { .. } | Failure::OutcomeUnknown | Failure::Busy) => {
+            // Nothing was done, or it is not known what, or the place is kept: the same request again,
+            // elsewhere.
+            Err(
+                Failure::NotLeader { .. }
+                | Failure::Interrupted { .. }
+                | Failure::OutcomeUnknown
+                | Failure::Busy,
+            ) => {
                 let ask_again_at = now + random.between(5, 50) * MILLISECOND;
                 self.operation = Some(Operation { ask_again_at, ..operation });
                 return Outcome::Nothing;
             }
-            Ok(Response::Applied(reply)) => self.succeeded(&operation, reply, now, random),
+            Ok(Response::Applied(reply)) => self.succeeded(&operation, reply, 0, now, random),
+            Ok(Response::GrantedAfter { reply, waited_ms }) => {
+                self.succeeded(&operation, reply, *waited_ms, now, random);
+            }
             Err(Failure::Refused(Refusal::LeaseNotFound { lease })) => {
                 let lease = *lease;
                 let believed = self.counts_on(lease, true_nanos);
@@ -375,38 +299,62 @@ impl Client {
         Outcome::Ended { operation: Box::new(operation), answer }
     }
 
-    fn succeeded(&mut self, operation: &Operation, reply: &Reply, now: u64, random: &mut Random) {
-        match (reply, &operation.request) {
+    fn succeeded(
+        &mut self,
+        operation: &Operation,
+        reply: &Reply,
+        waited_ms: u64,
+        now: u64,
+        random: &mut Random,
+    ) {
+        match (reply, command_of(&operation.request)) {
             // R9: its belief ended before the release was sent.
-            (Reply::Released, _) => self.hold = None,
-            (Reply::LeaseCreated { lease, ttl }, _) => self.begin_lease(*lease, *ttl, operation, now),
+            (Reply::Released, Some(Command::Release { lock, .. })) => self.stop_believing_in(lock),
+            (Reply::LeaseCreated { lease, ttl }, _) => self.begin_lease(*lease, *ttl, operation, 0, now),
             (
                 Reply::Granted { token, lease, ttl, .. },
-                Request::Command(Command::Acquire { lock, with, .. }),
+                Some(Command::Acquire { lock, with, mode, scope, .. }),
             ) => {
                 if matches!(with, AcquireWith::NewLease(_)) {
-                    self.begin_lease(*lease, *ttl, operation, now);
+                    self.begin_lease(*lease, *ttl, operation, waited_ms, now);
                 }
-                // A grant is usable only within the validity of its lease, which it does not extend.
-                if self.lease.is_some_and(|held| held.id == *lease && held.validity.holds_at(now)) {
-                    let release_at = now + random.between(10, 3_000) * MILLISECOND;
-                    self.hold = Some(Hold { lock: lock.clone(), token: *token, release_at });
+                let Some(held) = self.lease.as_mut().filter(|held| held.id == *lease) else { return };
+                if mutants::is_active("a grant extends its lease") {
+                    held.validity.renewed(operation.first_sent);
+                }
+                // R6, R7: a grant is usable only within the validity of its lease, which it does not
+                // extend. A client whose count ran out meanwhile renews first.
+                let is_new = self.holds.iter().all(|hold| hold.lock != *lock);
+                if is_new && (self.lapsed || held.validity.holds_at(now)) {
+                    let longest = *random.pick(&[60, 500, 3_000]);
+                    let patience = if self.rude { 10 } else { 1 };
+                    let release_at = now + random.between(10, longest) * patience * MILLISECOND;
+                    let (lock, token, mode, scope) = (lock.clone(), *token, *mode, *scope);
+                    self.holds.push(Hold { lock, token, mode, scope, release_at });
                 }
             }
             _ => {}
         }
     }
 
-    fn begin_lease(&mut self, id: LeaseId, ttl: Ttl, operation: &Operation, now: u64) {
+    fn begin_lease(&mut self, id: LeaseId, ttl: Ttl, operation: &Operation, waited_ms: u64, now: u64) {
         let first_sent = match mutants::is_active("validity counted from the reply") {
             false => operation.first_sent,
             true => now,
         };
-        let validity = Validity::made(first_sent, ttl.seconds());
-        if validity.holds_at(now) {
+        let waited_ms = i64::try_from(waited_ms).unwrap_or(i64::MAX);
+        // R7: the time to live began when the wait ended: what a lease of no length would be worth.
+        let begun = match mutants::is_active("the whole wait is counted") {
+            false => valid_until_after_wait(first_sent, waited_ms, 0),
+            true => first_sent + waited_ms as u64 * MILLISECOND,
+        };
+        let validity = Validity::made(begun, ttl.seconds());
+        let is_valid = validity.holds_at(now);
+        if is_valid || (self.patient && !self.rude) {
             self.lease = Some(LeaseHeld { id, ttl, validity });
-            self.lapsed = false;
-            self.next_renewal = now + ttl.nanos() / 3;
+            self.holds.clear();
+            self.lapsed = !is_valid;
+            self.next_renewal = if is_valid { now + ttl.nanos() / 3 } else { now };
             self.renewals.clear();
         }
     }
@@ -434,10 +382,14 @@ impl Client {
         }
     }
 
+    fn stop_believing_in(&mut self, lock: &LockName) {
+        self.holds.retain(|hold| hold.lock != *lock);
+    }
+
     fn forget_lease(&mut self) {
         self.lease = None;
         self.lapsed = false;
-        self.hold = None;
+        self.holds.clear();
         self.renewals.clear();
     }
 
@@ -447,6 +399,7 @@ impl Client {
         self.muted_until = true_nanos;
         self.rude = false;
         self.lazy = false;
+        self.quiet = true;
         self.next_idea = self.next_idea.min(self.clock.read(true_nanos));
         self.wakes_at = None;
     }
@@ -457,7 +410,7 @@ impl Client {
             return self.lease.map_or(NEVER, |lease| lease.validity.until_nanos());
         }
         let mut next = match &self.operation {
-            Some(operation) => operation.ask_again_at,
+            Some(operation) => operation.ask_again_at.min(operation.gives_up_at),
             None => self.next_idea,
         };
         if let Some(lease) = &self.lease {
@@ -468,8 +421,4 @@ impl Client {
         }
         next
     }
-}
-
-pub(crate) fn lock_name(number: usize) -> LockName {
-    LockName::parse(&format!("lock-{number}")).expect("a short name is a name")
 }

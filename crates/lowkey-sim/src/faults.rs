@@ -66,7 +66,7 @@ impl World {
     }
 
     pub(crate) fn make_fault(&mut self, fault: Fault) -> Check {
-        if self.quiet {
+        if self.quiet_since.is_some() {
             return Ok(());
         }
         self.schedule_fault(fault.clone());
@@ -251,6 +251,10 @@ impl World {
             return Ok(());
         }
         let power_is_lost = self.random.one_in(2);
+        // A machine without power does not even close its connections.
+        if !power_is_lost {
+            self.reset_connections(node);
+        }
         self.nodes[node].crash(power_is_lost);
         self.nodes[node].paused_until = 0;
         let span = if self.random.one_in(3) { 0 } else { self.random.between(0, 5 * SECOND) };
@@ -301,6 +305,7 @@ impl World {
         let (life, clock) = (self.clients[client].life + 1, self.clients[client].clock);
         let owner = self.clients[client].owner.clone();
         self.trace.tell(self.now, || format!("{owner} crashes"));
+        self.leave_all(client);
         self.clients[client] = Client::new(client, life, clock, self.now, &mut self.random);
         self.wake_client(client);
     }

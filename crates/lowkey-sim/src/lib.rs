@@ -2,12 +2,13 @@
 //! network, disks, clocks and clients, in one thread, from one seed.
 //!
 //! `world` is the loop of events; `node` drives a replica as the server does; `client` behaves as an
-//! SDK must; `plan` draws what a seed's world is like and `faults` breaks it; `invariants` says what
+//! SDK must and `watcher` as a watch does; `plan` draws what a seed's world is like and `faults` breaks it; `invariants` says what
 //! must always be true, one file each; `scenarios` are schedules played on purpose, and `words` tell it
 //! all as a story.
 //!
 //! Deliberately absent from a world: the wall clock, threads, and any chance but its own generator.
 
+mod claim;
 mod client;
 mod clock;
 mod faults;
@@ -19,6 +20,7 @@ pub mod plan;
 mod random;
 pub mod scenarios;
 mod trace;
+mod watcher;
 mod words;
 mod world;
 

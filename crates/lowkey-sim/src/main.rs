@@ -124,6 +124,10 @@ fn run_and_count(seed: u64, total: &Mutex<Total>) -> Result<(), Violation> {
         total.sum.elections += summary.elections;
         total.sum.expiries += summary.expiries;
         total.sum.faults += summary.faults;
+        total.sum.waits_granted += summary.waits_granted;
+        total.sum.wait_timeouts += summary.wait_timeouts;
+        total.sum.watched += summary.watched;
+        total.sum.compacted += summary.compacted;
         total.sum.refused_writes += summary.refused_writes;
     }
     outcome
@@ -141,8 +145,10 @@ fn tell_failure(seed: u64, violation: &Violation) {
 fn words(total: &Total) -> String {
     let Total { seeds, sum } = total;
     let hours = sum.simulated_nanos as f64 / 3.6e12;
+    let waits = format!("{} waits granted, {} timed out", sum.waits_granted, sum.wait_timeouts);
+    let watched = format!("{} changes watched, {} refused", sum.watched, sum.compacted);
     format!(
-        "{seeds} seeds, {hours:.2} simulated hours, {} operations, {} elections, {} expiries, {} faults, {} refused writes",
+        "{seeds} seeds, {hours:.2} simulated hours, {} operations, {waits}, {} elections, {} expiries, {} faults, {} refused writes, {watched}",
         sum.operations, sum.elections, sum.expiries, sum.faults, sum.refused_writes
     )
 }

@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName, mutants};
+use lowkey_core::{
+    COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName, RequestId, mutants,
+};
 use lowkey_replica::{
-    CallId, Config, Found, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role, found,
+    CallId, Config, Found, History, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role, found,
 };
 use lowkey_wal::{Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
 
@@ -52,9 +54,8 @@ pub(crate) struct Process {
     pub(crate) replica: Replica,
     pub(crate) wal: Wal,
     pub(crate) inbox: VecDeque<Input>,
-    /// Who waits for an answer: client, its life, and the operation. A client that crashed meanwhile is
-    /// another one, and its answers are not for it.
-    pub(crate) calls: BTreeMap<CallId, (usize, u64, u64)>,
+    /// Who waits for an answer.
+    pub(crate) calls: BTreeMap<CallId, Call>,
     pub(crate) last_call: u64,
     /// In true time.
     pub(crate) next_tick: u64,
@@ -64,8 +65,26 @@ pub(crate) struct Process {
     pub(crate) entries: BTreeMap<u64, Vec<u8>>,
     /// The last index whose application was looked at.
     pub(crate) seen_applied: u64,
+    /// What it remembers for those who watch.
+    pub(crate) history: History,
+    /// It remembers only what happened after this revision.
+    pub(crate) knows_after: u64,
     /// Term, role, and whether it may touch leases, as last looked at.
     pub(crate) seen_standing: (u64, Role, bool),
+}
+
+/// A caller: a client that crashed meanwhile is another one, and its answers are not for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) client: usize,
+    pub(crate) life: u64,
+    pub(crate) operation: u64,
+    /// The id of the request, if it has one.
+    pub(crate) request: Option<RequestId>,
+    /// When it arrived, in true time.
+    pub(crate) asked_at: u64,
+    /// How long it would wait for a lock.
+    pub(crate) wait_nanos: u64,
 }
 
 /// Why a process did not start.
@@ -142,6 +161,8 @@ impl Node {
         self.incarnation += 1;
         self.process = Some(Process {
             seen_applied: replica.state().revision(),
+            history: History::with_events_max(replica.state().revision(), plan.history_events),
+            knows_after: replica.state().revision(),
             replica,
             wal,
             inbox: VecDeque::new(),
@@ -208,6 +229,25 @@ impl Process {
 
     pub(crate) fn end_turn(&mut self, now: Nanos) -> Result<Output, String> {
         self.replica.end_turn(now).map_err(|error| error.to_string())
+    }
+
+    /// Remembers what was applied, for those who watch: every revision, also those without changes.
+    pub(crate) fn remember(&mut self, output: &mut Output) {
+        if let Some(index) = output.history_lost {
+            self.history.reset(index);
+            self.knows_after = index;
+        }
+        for (revision, changes) in std::mem::take(&mut output.changes) {
+            self.pass_over(revision - 1);
+            self.history.record(revision, changes);
+        }
+        self.pass_over(self.replica.state().revision());
+    }
+
+    fn pass_over(&mut self, through: u64) {
+        while self.history.applied() < through {
+            self.history.record(self.history.applied() + 1, []);
+        }
     }
 
     /// Keeps a copy of the log's entries, to compare them with the other replicas'.

@@ -3,12 +3,18 @@
 //! Swarm testing: each run switches a random subset of the faults on, at random rates. A run with
 //! every fault on at once finds less than many runs with a few each, since faults hide each other.
 
+use lowkey_core::LockName;
+
 use crate::random::Random;
 
 /// One second in nanoseconds.
 pub const SECOND: u64 = 1_000_000_000;
 /// One millisecond in nanoseconds.
 pub const MILLISECOND: u64 = 1_000_000;
+
+/// Names of locks: some are below others, some only look like it.
+const NAMES: [&str; 6] = ["a", "a/b", "ab", "a/b/c", "a/bc", "b"];
+const ELECTION: &str = "election";
 
 /// One world's make-up.
 #[derive(Clone, Debug)]
@@ -17,8 +23,18 @@ pub struct Plan {
     pub replicas: usize,
     /// Clients.
     pub clients: usize,
-    /// Lock names that they contend for.
-    pub locks: usize,
+    /// Lock names that they contend for, some below others.
+    pub names: Vec<LockName>,
+    /// One acquire in so many is shared; 0 means none.
+    pub shared_one_in: u64,
+    /// One acquire in so many is of a subtree; 0 means none.
+    pub subtree_one_in: u64,
+    /// One acquire in so many waits for its turn.
+    pub wait_one_in: u64,
+    /// Watchers.
+    pub watchers: usize,
+    /// Changes that a node remembers for them.
+    pub history_events: usize,
     /// How long faults are made.
     pub active_nanos: u64,
     /// How long the quiet phase lasts after that.
@@ -76,7 +92,12 @@ impl Plan {
         Self {
             replicas,
             clients: random.between(3, 31) as usize,
-            locks: random.between(1, 6) as usize,
+            names: draw_names(random),
+            shared_one_in: *random.pick(&[0, 0, 2, 3]),
+            subtree_one_in: *random.pick(&[0, 0, 2, 4]),
+            wait_one_in: *random.pick(&[1, 2, 4]),
+            watchers: random.between(1, 4) as usize,
+            history_events: *random.pick(&[3, 20, 100, 1_000]),
             active_nanos: random.between(60, 300) * SECOND,
             quiet_nanos: 12 * SECOND,
             snapshot_entries: random.between(20, 400),
@@ -85,6 +106,18 @@ impl Plan {
             faults: Faults::draw(random, replicas),
         }
     }
+
+    /// True if those who want this lock want to lead: one at a time, with something to say.
+    pub fn is_election(&self, lock: &LockName) -> bool {
+        lock.as_str() == ELECTION
+    }
+}
+
+fn draw_names(random: &mut Random) -> Vec<LockName> {
+    let count = random.between(1, NAMES.len() as u64 + 1) as usize;
+    let election = random.one_in(2).then_some(ELECTION);
+    let names = NAMES[..count].iter().copied().chain(election);
+    names.map(|name| LockName::parse(name).expect("a short name is a name")).collect()
 }
 
 impl Faults {

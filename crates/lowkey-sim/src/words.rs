@@ -3,9 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use lowkey_core::{AcquireWith, Command, GrantRef, LeaseId, Refusal, Reply};
-use lowkey_replica::{Failure, Request, Response, Role};
+use lowkey_core::{
+    AcquireWith, Command, GrantRef, Holder, InTheWay, LeaseId, LockName, LockView, Mode, Refusal, Reply,
+    Scope, WaitEnd,
+};
+use lowkey_replica::{Failure, Query, Request, Response, Role};
 
+use crate::invariants::Committed;
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
 
 /// What a world is like.
@@ -14,7 +18,7 @@ pub(crate) fn plan_words(plan: &Plan) -> String {
         "a world of {}, {} and {}; for {} s there are {}; then all is quiet",
         counted(plan.replicas, "machine"),
         counted(plan.clients, "client"),
-        counted(plan.locks, "lock"),
+        counted(plan.names.len(), "lock"),
         plan.active_nanos / SECOND,
         fault_words(&plan.faults),
     )
@@ -40,12 +44,40 @@ fn fault_words(faults: &Faults) -> String {
     if present.is_empty() { "no faults".to_owned() } else { listed(&present) }
 }
 
+/// Who was granted what by an entry that somebody else asked for, or that ended waits.
+pub(crate) fn handed_over(committed: &Committed) -> impl Iterator<Item = String> {
+    committed.applied.events.iter().filter_map(move |event| {
+        let lowkey_core::Event::WaitEnded { ticket, end } = event else { return None };
+        let how = match end {
+            WaitEnd::Granted(reply) => reply_words(reply),
+            WaitEnd::Cancelled { .. } => "its time is over".to_owned(),
+            WaitEnd::GivenUp { .. } => "it was given up".to_owned(),
+            WaitEnd::LeaseGone { lease } => format!("lease {lease} is gone"),
+        };
+        Some(format!("with entry {} the wait of entry {ticket} ends: {how}", committed.index))
+    })
+}
+
 /// What somebody asks for: "… to take lock-1".
 pub(crate) fn request_words(request: &Request) -> String {
     match request {
         Request::Command(command) => command_words(command),
         Request::Renew { lease } => format!("renew lease {lease}"),
-        Request::GetLock { lock } => format!("say who holds {lock}"),
+        Request::Wait { command, wait } => {
+            format!("{}, waiting for up to {} ms", command_words(command), wait.milliseconds())
+        }
+        Request::Read(query) => query_words(query),
+        Request::ReadStale(query) => format!("{}, as far as it knows", query_words(query)),
+    }
+}
+
+fn query_words(query: &Query) -> String {
+    match query {
+        Query::Lock { lock } => format!("say who holds {lock}"),
+        Query::Locks { prefix, .. } if prefix.as_str().is_empty() => "list the locks".to_owned(),
+        Query::Locks { prefix, .. } => format!("list the locks that begin with {prefix}"),
+        Query::Token { lock, token } => format!("say whether token {token} of {lock} is current"),
+        Query::Revision => "say how far the log goes".to_owned(),
     }
 }
 
@@ -58,11 +90,12 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::RevokeLease { lease, owner, .. } => {
             format!("end lease {lease}, as its owner {owner} wishes")
         }
-        Command::Acquire { lock, owner, with: AcquireWith::Lease(lease), .. } => {
-            format!("give {lock} to {owner}, with lease {lease}")
-        }
-        Command::Acquire { lock, owner, with: AcquireWith::NewLease(ttl), .. } => {
-            format!("give {lock} to {owner}, with a new lease of {} s", ttl.seconds())
+        Command::Acquire { lock, owner, with, mode, scope, .. } => {
+            let lease = match with {
+                AcquireWith::Lease(lease) => format!("lease {lease}"),
+                AcquireWith::NewLease(ttl) => format!("a new lease of {} s", ttl.seconds()),
+            };
+            format!("give {} to {owner}, with {lease}", claim_words(lock, *mode, *scope))
         }
         Command::Release { lock, grant, token, .. } => {
             let with = match grant {
@@ -74,11 +107,25 @@ pub(crate) fn command_words(command: &Command) -> String {
                 None => format!("free {lock}, held with {with}"),
             }
         }
-        Command::Expire { leases, decided_term } => {
+        Command::SetValue { lock, lease, value, .. } => {
+            format!("show {value:?} with {lock}, held with lease {lease}")
+        }
+        Command::CancelWait { tickets, .. } => {
+            let numbers: Vec<String> = tickets.iter().map(|ticket| format!("of entry {ticket}")).collect();
+            format!("end the wait {}", listed(&numbers.iter().map(String::as_str).collect::<Vec<_>>()))
+        }
+        Command::Expire { leases, decided_term, .. } => {
             format!("end {}, whose time ran out in term {decided_term}", leases_words(leases))
         }
         Command::AddMember { node } => format!("let {} join", node.name),
     }
+}
+
+/// "lock-1", "lock-1 and all below it, shared".
+fn claim_words(lock: &LockName, mode: Mode, scope: Scope) -> String {
+    let below = if scope == Scope::Subtree { " and all below it" } else { "" };
+    let shared = if mode == Mode::Shared { ", shared," } else { "" };
+    format!("{lock}{below}{shared}")
 }
 
 fn leases_words(leases: &[LeaseId]) -> String {
@@ -105,19 +152,60 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
     match answer {
         Ok(Response::Applied(reply)) => reply_words(reply),
         Ok(Response::Renewed { ttl }) => format!("it lives for {} s more", ttl.seconds()),
-        Ok(Response::Lock { holder: None, revision }) => format!("nobody does, as of entry {revision}"),
-        Ok(Response::Lock { holder: Some(holder), revision }) => {
-            format!("{} does, with token {}, as of entry {revision}", holder.owner, holder.token)
+        Ok(Response::GrantedAfter { reply, waited_ms }) => {
+            format!("{} after {waited_ms} ms", reply_words(reply))
         }
+        Ok(Response::Lock { lock, revision }) => format!("{}, as of entry {revision}", lock_words(lock)),
+        Ok(Response::Locks { locks, more, revision }) => {
+            let held = counted(locks.len(), "lock");
+            let more = if *more { " and more" } else { "" };
+            format!("there are {held}{more}, as of entry {revision}")
+        }
+        Ok(Response::Token { current, other, revision }) => {
+            let who = match (current, other) {
+                (Some(holder), _) => format!("it is, {} has it", holder.owner),
+                (None, Some(other)) => format!("it is not, {}", holder_words(other)),
+                (None, None) => "it is not, nobody has one".to_owned(),
+            };
+            format!("{who}, as of entry {revision}")
+        }
+        Ok(Response::Revision(revision)) => format!("up to entry {revision}"),
         Err(Failure::Refused(refusal)) => refusal_words(refusal),
         Err(Failure::NotLeader { leader: None }) => "not done, I do not lead".to_owned(),
         Err(Failure::NotLeader { leader: Some(leader) }) => format!("not done, n{leader} leads"),
+        Err(Failure::Interrupted { leader: None }) => "wait elsewhere, I no longer lead".to_owned(),
+        Err(Failure::Interrupted { leader: Some(leader) }) => format!("wait elsewhere, n{leader} leads"),
+        Err(Failure::WaitTimeout { lock, in_the_way: None }) => format!("too late, {lock} was not to be had"),
+        Err(Failure::WaitTimeout { in_the_way: Some(in_the_way), .. }) => {
+            format!("too late, {}", in_the_way_words(in_the_way))
+        }
+        Err(Failure::WaitGivenUp { lock }) => format!("the wait for {lock} was given up"),
         Err(Failure::OutcomeUnknown) => "I cannot tell whether that will be done".to_owned(),
         Err(Failure::Busy) => "not done, too much is waiting".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("not done, lease {lease} has too much under way"),
         Err(Failure::TooManyLeases { .. }) => "not done, there are too many leases".to_owned(),
         Err(Failure::DiskFull) => "not done, the disk is full".to_owned(),
     }
+}
+
+fn lock_words(lock: &LockView) -> String {
+    let holders: Vec<String> = lock.holders.iter().map(holder_words).collect();
+    let holders = match holders.as_slice() {
+        [] => "nobody does".to_owned(),
+        holders => listed(&holders.iter().map(String::as_str).collect::<Vec<_>>()),
+    };
+    match lock.waiter_count {
+        0 => holders,
+        count => format!("{holders}, and {count} wait"),
+    }
+}
+
+fn holder_words(holder: &Holder) -> String {
+    format!("{} does, with token {}", holder.owner, holder.token)
+}
+
+fn in_the_way_words(InTheWay { held, holder, .. }: &InTheWay) -> String {
+    format!("{} holds {held} with token {}", holder.owner, holder.token)
 }
 
 fn reply_words(reply: &Reply) -> String {
@@ -127,6 +215,10 @@ fn reply_words(reply: &Reply) -> String {
             format!("done, and {} came free", counted(*released as usize, "lock"))
         }
         Reply::Granted { token, lease, .. } => format!("granted to lease {lease}, with token {token}"),
+        Reply::Waiting { .. } => "it has to wait".to_owned(),
+        Reply::ValueSet { .. } => "done".to_owned(),
+        Reply::WaitsCancelled { count: 0 } => "nothing ended".to_owned(),
+        Reply::WaitsCancelled { count } => format!("{} ended", counted(*count as usize, "wait")),
         Reply::Released => "done".to_owned(),
         Reply::Expired { count: 0 } => "nothing ended".to_owned(),
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
@@ -138,9 +230,11 @@ fn refusal_words(refusal: &Refusal) -> String {
     match refusal {
         Refusal::LeaseNotFound { lease } => format!("refused, lease {lease} is gone"),
         Refusal::LockNotFound { lock } => format!("refused, nobody holds {lock}"),
-        Refusal::LockHeld { lock, holder } => {
-            format!("refused, {} holds {lock} with token {}", holder.owner, holder.token)
+        Refusal::LockHeld { in_the_way, .. } => format!("refused, {}", in_the_way_words(in_the_way)),
+        Refusal::AlreadyHeld { lock, lease, .. } => {
+            format!("refused, lease {lease} has {lock} or waits for it, in another way")
         }
+        Refusal::TooManyWaiters { lock } => format!("refused, too many wait for {lock}"),
         Refusal::NotOwner { what } => format!("refused, {what}"),
         Refusal::StaleToken { given, current, .. } => {
             format!("refused, token {given} is old, the present one is {current}")

@@ -9,20 +9,22 @@ mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::{Command, LockName, MemberId, Token};
+use lowkey_core::{Command, MemberId};
 use lowkey_replica::{CallId, Failure, Input, Request, Response};
 
 use crate::client::Client;
 use crate::clock::Clock;
 use crate::faults::Fault;
 use crate::invariants::{
-    Acknowledged, Agreement, Check, Expiry, Fencing, Liveness, Requests, Tokens, Violation,
+    Acknowledged, Agreement, Check, Elections, Expiry, Fencing, Ledger, Liveness, Requests, Tokens,
+    Violation, Waits, Watches, Write,
 };
 use crate::node::{Node, node_info, save_snapshot};
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
 use crate::random::Random;
 use crate::scenarios::Stage;
 use crate::trace::Trace;
+use crate::watcher::Watcher;
 use crate::words;
 
 const GROUP: u32 = 1;
@@ -44,13 +46,17 @@ pub(crate) enum Event {
     /// A replica learns what became of a snapshot that it sent.
     SnapshotSent { from: usize, incarnation: u64, to: u64, delivered: bool },
     /// A client's request arrives.
-    Request { client: usize, life: u64, operation: u64, node: usize, request: Request },
+    Request { client: usize, life: u64, operation: u64, node: usize, request: Request, is_copy: bool },
     /// A client gets an answer.
     Answer { client: usize, life: u64, operation: u64, node: usize, answer: Box<Result<Response, Failure>> },
+    /// A node notices that a caller is gone.
+    Leave { client: usize, life: u64, operation: u64, node: usize },
     /// A client does what is due.
     ClientWakes { client: usize, life: u64 },
     /// A write reaches the protected resource.
-    Write { lock: LockName, token: Token },
+    Write(Write),
+    /// A watcher looks for news.
+    WatcherWakes { watcher: usize },
     /// Something breaks, or is mended.
     Fault(Fault),
     /// A machine that is down comes back.
@@ -72,6 +78,14 @@ pub struct Summary {
     pub expiries: u64,
     /// Faults that were made.
     pub faults: u64,
+    /// Waits that were granted.
+    pub waits_granted: u64,
+    /// Waits that timed out.
+    pub wait_timeouts: u64,
+    /// Changes that watchers saw.
+    pub watched: u64,
+    /// Watches that were told that history is gone.
+    pub compacted: u64,
     /// Writes that the resource refused because of their token.
     pub refused_writes: u64,
     /// A number that depends on everything that happened, in its order.
@@ -92,9 +106,15 @@ pub(crate) struct World {
     pub(crate) cut: BTreeSet<(usize, usize)>,
     /// Clients that do not reach a machine.
     pub(crate) client_cut: BTreeSet<(usize, usize)>,
-    pub(crate) quiet: bool,
+    pub(crate) watchers: Vec<Watcher>,
+    /// Since when all faults have ended.
+    pub(crate) quiet_since: Option<u64>,
     pub(crate) fault_count: u64,
     agreement: Agreement,
+    pub(crate) ledger: Ledger,
+    waits: Waits,
+    elections: Elections,
+    pub(crate) watches: Watches,
     tokens: Tokens,
     acknowledged: Acknowledged,
     expiry: Expiry,
@@ -140,6 +160,7 @@ impl World {
         let clients = (0..plan.clients)
             .map(|client| Client::new(client, 0, clocks[plan.replicas + client], 0, &mut random))
             .collect();
+        let watchers = (0..plan.watchers).map(|_| Watcher::new(&plan, &mut random)).collect();
         let mut founder = Node::new(1, Clock::new(0, 0), 0);
         founder.start(&plan, 0, 0).unwrap_or_else(|problem| panic!("a new cluster starts: {problem:?}"));
         let founded = founder.process.as_ref().expect("it has just started").replica.state().clone();
@@ -154,9 +175,14 @@ impl World {
             clients,
             cut: BTreeSet::new(),
             client_cut: BTreeSet::new(),
-            quiet: false,
+            watchers,
+            quiet_since: None,
             fault_count: 0,
             agreement: Agreement::new(founded),
+            ledger: Ledger::default(),
+            waits: Waits::default(),
+            elections: Elections::default(),
+            watches: Watches::default(),
             tokens: Tokens::default(),
             acknowledged: Acknowledged::default(),
             expiry: Expiry::default(),
@@ -175,6 +201,10 @@ impl World {
             elections: self.agreement.elections(),
             expiries: self.expiry.count,
             faults: self.fault_count,
+            waits_granted: self.waits.granted,
+            wait_timeouts: self.waits.timeouts,
+            watched: self.watches.seen,
+            compacted: self.watches.compacted,
             refused_writes: self.fencing.refused,
             fingerprint: self.fingerprint,
         }
@@ -192,6 +222,9 @@ impl World {
         self.begin_faults();
         for client in 0..self.clients.len() {
             self.wake_client(client);
+        }
+        for watcher in 0..self.watchers.len() {
+            self.wake_watcher(watcher);
         }
         let quiet_at = self.now + self.plan.active_nanos;
         self.schedule(quiet_at, Event::Quiet);
@@ -302,7 +335,9 @@ impl World {
                     self.input(from, Input::SnapshotSent { to: MemberId(to), delivered });
                 }
             }
-            Event::Request { client, life, operation, node, request } => {
+            // Copies of what was sent in worse days have died out.
+            Event::Request { is_copy: true, .. } if self.quiet_since.is_some() => {}
+            Event::Request { client, life, operation, node, request, .. } => {
                 self.request_arrives(client, life, operation, node, request);
             }
             Event::Answer { client, life, operation, node, answer } => {
@@ -315,12 +350,15 @@ impl World {
                     self.run_client(client)?;
                 }
             }
-            Event::Write { lock, token } => {
-                if !self.fencing.write(&lock, token, &self.tokens)? {
+            Event::Leave { client, life, operation, node } => {
+                self.caller_leaves(client, life, operation, node)
+            }
+            Event::WatcherWakes { watcher } => self.run_watcher(watcher)?,
+            Event::Write(write) => {
+                if !self.write(&write)? {
+                    let Write { to, token, .. } = &write;
                     self.trace.tell(self.now, || {
-                        format!(
-                            "a late write to {lock} with token {token} is refused: a higher one was there"
-                        )
+                        format!("a late write to {to} with token {token} is refused: a higher one was there")
                     });
                 }
             }
@@ -339,7 +377,7 @@ impl World {
 
     fn become_quiet(&mut self) -> Check {
         self.trace.tell(self.now, || "faults end".to_owned());
-        self.quiet = true;
+        self.quiet_since = Some(self.now);
         self.plan.think_nanos = self.plan.think_nanos.min(SECOND / 2);
         self.faults = Faults::none();
         self.cut.clear();
@@ -361,8 +399,8 @@ impl World {
     }
 
     /// A write reaches the protected resource now; true if it is accepted.
-    pub(crate) fn write(&mut self, lock: &LockName, token: Token) -> Result<bool, Violation> {
-        self.fencing.write(lock, token, &self.tokens)
+    pub(crate) fn write(&mut self, write: &Write) -> Result<bool, Violation> {
+        self.fencing.write(write, &self.tokens)
     }
 
     /// True if a machine's snapshot is on its way to the disk.
@@ -376,8 +414,16 @@ impl World {
     pub(crate) fn check_end(&mut self) -> Check {
         // The last entries travel while nobody asks for anything new.
         self.clients.iter_mut().for_each(|client| client.paused_until = u64::MAX);
-        let end = self.now + 500 * MILLISECOND;
-        self.run_until(end)?;
+        self.run_until(self.now + 500 * MILLISECOND)?;
+        // Ends of leases and waits may still come: some moment must be without one on its way.
+        for _ in 0..20 {
+            let end = self.agreement.state().revision();
+            let processes = self.nodes.iter().filter_map(|node| node.process.as_ref());
+            if processes.map(|process| process.replica.state().revision()).all(|at| at == end) {
+                break;
+            }
+            self.run_until(self.now + 25 * MILLISECOND)?;
+        }
         let mut leaders = 0;
         for node in &self.nodes {
             if let Some(process) = &node.process {
@@ -388,6 +434,7 @@ impl World {
         // Scripted clients do nothing by themselves; that they are served is the script's to show.
         let clients = if self.stage.is_some() { &[][..] } else { &self.clients[..] };
         Liveness::at_end(leaders, clients)?;
+        Liveness::nobody_is_forgotten(&self.nodes, &self.ledger, self.now)?;
         self.expiry.at_end(self.agreement.state(), self.now)
     }
 }

@@ -63,6 +63,17 @@ scenarios! {
     crash_between_snapshot_and_compaction
     crash_while_the_compaction_is_on_its_way_to_the_disk
     ten_thousand_leases_expire_in_one_tick
+    a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease
+    a_grant_and_the_expiry_of_its_waiter_in_one_batch
+    a_cancelled_wait_after_its_grant
+    a_cancelled_wait_before_its_grant
+    a_cancelled_wait_racing_its_reconnect
+    a_wait_that_is_given_up_as_it_is_granted
+    a_place_is_kept_for_who_comes_back
+    a_place_is_kept_for_five_seconds
+    a_waiter_learns_at_once_that_its_lease_is_gone
+    a_wait_longer_than_its_time_to_live
+    an_elections_leader_killed_with_many_candidates
 }
 
 /// What the documentation shows is what happens, to the letter.

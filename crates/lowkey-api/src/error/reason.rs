@@ -70,6 +70,8 @@ reasons! {
     LockHeld = "LOCK_HELD", FailedPrecondition, 409, GiveUp;
     /// The lock did not become free within the wait.
     WaitTimeout = "WAIT_TIMEOUT", FailedPrecondition, 409, GiveUp;
+    /// The wait was ended by a release that named its request.
+    WaitCancelled = "WAIT_CANCELLED", FailedPrecondition, 409, GiveUp;
     /// The token that was given is not that of the current grant.
     StaleToken = "STALE_TOKEN", FailedPrecondition, 409, GiveUp;
     /// The lease holds this name already, in another mode or scope.
@@ -118,12 +120,13 @@ reasons! {
     Internal = "INTERNAL", Internal, 500, Unknown;
 }
 
-/// Every name of a request field, on the wire and in its reason. `body` and `name` are of HTTP only:
-/// the whole body, and a parameter in a URL.
+/// Every name of a request field, on the wire and in its reason. `body` is of HTTP only: the whole of
+/// it.
 const INVALID: &[(&str, &str)] = &[
     ("acquire_request_id", "INVALID_ACQUIRE_REQUEST_ID"),
     ("after", "INVALID_AFTER"),
     ("body", "INVALID_BODY"),
+    ("campaign_request_id", "INVALID_CAMPAIGN_REQUEST_ID"),
     ("command_version", "INVALID_COMMAND_VERSION"),
     ("election", "INVALID_ELECTION"),
     ("fencing_token", "INVALID_FENCING_TOKEN"),
@@ -137,11 +140,14 @@ const INVALID: &[(&str, &str)] = &[
     ("name", "INVALID_NAME"),
     ("node_id", "INVALID_NODE_ID"),
     ("owner_id", "INVALID_OWNER_ID"),
+    ("page_size", "INVALID_PAGE_SIZE"),
+    ("page_token", "INVALID_PAGE_TOKEN"),
     ("prefix", "INVALID_PREFIX"),
     ("raft_address", "INVALID_RAFT_ADDRESS"),
     ("request_id", "INVALID_REQUEST_ID"),
     ("scope", "INVALID_SCOPE"),
     ("seq", "INVALID_SEQ"),
+    ("stale", "INVALID_STALE"),
     ("ttl_seconds", "INVALID_TTL_SECONDS"),
     ("value", "INVALID_VALUE"),
     ("wait_ms", "INVALID_WAIT_MS"),

@@ -4,13 +4,14 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Instant;
 
 use lowkey_api::ApiError;
+use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{
-    AcquireLockRequest, AddPeerRequest, CreateLeaseRequest, GetLockRequest, HeartbeatRequest,
-    ReleaseLockRequest, RenewLeaseRequest, RevokeLeaseRequest,
+    AcquireLockRequest, AddPeerRequest, CampaignRequest, CheckTokenRequest, CreateLeaseRequest,
+    GetLockRequest, HeartbeatRequest, ListLocksRequest, ProclaimRequest, ReleaseLockRequest,
+    RenewLeaseRequest, ResignRequest, RevokeLeaseRequest, WatchRequest,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -26,7 +27,7 @@ pub(crate) const KIBIBYTE: usize = 1024;
 /// A node that has to survive everything.
 pub(crate) struct Target {
     pub(crate) node: Node,
-    client: LockServiceClient<Channel>,
+    pub(crate) client: LockServiceClient<Channel>,
     _folder: TempDir,
 }
 
@@ -35,8 +36,12 @@ pub(crate) type Refusal = (u16, String);
 
 impl Target {
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub(crate) fn start_with(flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+        let mut node = Node::new(folder.path(), "n1", &[&["--bootstrap"], flags].concat());
         node.start_ready();
         let client = node.client();
         Self { node, client, _folder: folder }
@@ -59,18 +64,26 @@ impl Target {
 
     async fn grpc(&mut self, path: &str, body: &Value) -> Result<Value, (Code, String)> {
         macro_rules! call {
-            ($method:ident, $request:ty) => {{
+            ($method:ident, $request:ty) => {
+                call!(self.client, $method, $request)
+            };
+            ($client:expr, $method:ident, $request:ty) => {{
                 let request: $request = serde_json::from_value(body.clone()).unwrap();
-                let answer = self.client.$method(request).await;
+                let answer = $client.$method(request).await;
                 answer.map(|response| serde_json::to_value(response.into_inner()).unwrap())
             }};
         }
+        let mut elections = ElectionServiceClient::new(self.node.channel());
         let answer = match path {
             "/v1/lease" => call!(create_lease, CreateLeaseRequest),
             "/v1/lease/renew" => call!(renew_lease, RenewLeaseRequest),
             "/v1/lease/revoke" => call!(revoke_lease, RevokeLeaseRequest),
             "/v1/lock/acquire" => call!(acquire_lock, AcquireLockRequest),
             "/v1/lock/release" => call!(release_lock, ReleaseLockRequest),
+            "/v1/lock/check" => call!(check_token, CheckTokenRequest),
+            "/v1/election/campaign" => call!(elections, campaign, CampaignRequest),
+            "/v1/election/proclaim" => call!(elections, proclaim, ProclaimRequest),
+            "/v1/election/resign" => call!(elections, resign, ResignRequest),
             "/v1/cluster/peers" => call!(add_peer, AddPeerRequest),
             other => panic!("no such call: {other}"),
         };
@@ -85,12 +98,12 @@ impl Target {
         outcome(&http_with(self.node.ports.http, "POST", path, "", body).expect("an answer"))
     }
 
-    async fn assert_refused(&mut self, path: &str, body: Value, status: u16, reason: &str) {
+    pub(crate) async fn assert_refused(&mut self, path: &str, body: Value, status: u16, reason: &str) {
         let refusal = self.ask(path, &body).await.expect_err(&format!("{path} {body:.200}"));
         assert_eq!(refusal, (status, reason.to_owned()), "{path} {body:.200}");
     }
 
-    async fn assert_ok(&mut self, path: &str, body: Value) -> Value {
+    pub(crate) async fn assert_ok(&mut self, path: &str, body: Value) -> Value {
         self.ask(path, &body).await.unwrap_or_else(|refusal| panic!("{path} {body:.200}: {refusal:?}"))
     }
 
@@ -101,7 +114,7 @@ impl Target {
     }
 
     /// A lease that outlives the test; its id.
-    async fn lease(&mut self, owner: &str) -> u64 {
+    pub(crate) async fn lease(&mut self, owner: &str) -> u64 {
         let request = CreateLeaseRequest {
             owner_id: owner.to_owned(),
             ttl_seconds: 600,
@@ -199,7 +212,11 @@ async fn lock_names_are_kept_within_their_limits() {
         target.assert_refused("/v1/lock/acquire", acquire(bad), 400, "INVALID_LOCK_NAME").await;
         let release = json!({"lock_name": bad, "lease_id": lease});
         target.assert_refused("/v1/lock/release", release, 400, "INVALID_LOCK_NAME").await;
-        let read = target.client.get_lock(GetLockRequest { lock_name: bad.to_owned() }).await.unwrap_err();
+        let read = target
+            .client
+            .get_lock(GetLockRequest { lock_name: bad.to_owned(), stale: false })
+            .await
+            .unwrap_err();
         assert_eq!(ApiError::from_status(&read).unwrap().reason.as_str(), "INVALID_LOCK_NAME", "{bad:.20}");
     }
 
@@ -258,13 +275,21 @@ async fn times_are_kept_within_their_limits_and_nothing_is_done_by_halves() {
         }
     }
 
+    for good in
+        [json!({"wait_ms": 86_400_000}), json!({"value": "v".repeat(4096)}), json!({"mode": "EXCLUSIVE"})]
+    {
+        let mut request = acquire("free");
+        request.as_object_mut().unwrap().extend(good.as_object().unwrap().clone());
+        target.assert_ok("/v1/lock/acquire", request).await;
+    }
     for (field, value, reason) in [
-        ("wait_ms", json!(1), "INVALID_WAIT_MS"),
         ("wait_ms", json!(-1), "INVALID_WAIT_MS"),
+        ("wait_ms", json!(86_400_001), "INVALID_WAIT_MS"),
         ("wait_ms", json!(i64::MAX), "INVALID_WAIT_MS"),
-        ("mode", json!("SHARED"), "INVALID_MODE"),
-        ("scope", json!("SUBTREE"), "INVALID_SCOPE"),
-        ("value", json!("v"), "INVALID_VALUE"),
+        ("wait_ms", json!(i64::MIN), "INVALID_WAIT_MS"),
+        ("value", json!("v".repeat(4097)), "INVALID_VALUE"),
+        ("value", json!("é".repeat(2049)), "INVALID_VALUE"),
+        ("value", json!("v".repeat(50_000)), "INVALID_VALUE"),
         ("ttl_seconds", json!(10), "INVALID_TTL_SECONDS"), // beside a lease
         ("lease_id", json!(0), "INVALID_LEASE_ID"),
     ] {
@@ -272,6 +297,9 @@ async fn times_are_kept_within_their_limits_and_nothing_is_done_by_halves() {
         request[field] = value;
         target.assert_refused("/v1/lock/acquire", request, 400, reason).await;
     }
+    assert!(
+        target.node.ok("GET", "/v1/lock?name=not/there/yet", "")["holders"].as_array().unwrap().is_empty()
+    );
     // Numbers that no version has a word for, which JSON cannot say.
     for (mode, scope, reason) in [(99, 0, "INVALID_MODE"), (-1, 0, "INVALID_MODE"), (0, 99, "INVALID_SCOPE")]
     {
@@ -453,6 +481,9 @@ async fn values_of_the_wrong_kind_are_told_by_their_field() {
         ("/v1/lock/acquire", r#"{"lock_name":7}"#, "INVALID_LOCK_NAME"),
         ("/v1/lock/acquire", r#"{"owner_id":{"a":1}}"#, "INVALID_OWNER_ID"),
         ("/v1/lock/acquire", r#"{"mode":"EVERYBODY"}"#, "INVALID_MODE"),
+        ("/v1/lock/acquire", r#"{"mode":"shared"}"#, "INVALID_MODE"),
+        ("/v1/lock/acquire", r#"{"mode":true}"#, "INVALID_MODE"),
+        ("/v1/lock/acquire", r#"{"scope":"TREE"}"#, "INVALID_SCOPE"),
         ("/v1/lock/acquire", r#"{"scope":true}"#, "INVALID_SCOPE"),
         ("/v1/lock/acquire", r#"{"wait_ms":"soon"}"#, "INVALID_WAIT_MS"),
         ("/v1/lock/acquire", r#"{"value":1}"#, "INVALID_VALUE"),
@@ -582,40 +613,117 @@ async fn urls_that_lead_nowhere_are_answered_like_everything_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ten_thousand_and_first_lock_of_a_lease_is_refused() {
+async fn elections_and_checks_are_kept_within_the_limits_of_locks() {
     let mut target = Target::start();
-    let lease = target.lease("collector").await;
-    let started = Instant::now();
-    // As many at a time as one connection may have.
-    let workers = (0..100).map(|worker| {
-        let mut client = target.client.clone();
-        tokio::spawn(async move {
-            for number in (worker..10_000).step_by(100) {
-                client.acquire_lock(one_more(lease, number)).await.unwrap();
+    let lease = target.lease("o").await;
+    let campaign = json!({"election": "e", "owner_id": "o", "lease_id": lease, "wait_ms": 0});
+    target.assert_ok("/v1/election/campaign", campaign.clone()).await;
+    for (field, value, reason) in [
+        ("election", json!(""), "INVALID_ELECTION"),
+        ("election", json!("a//b"), "INVALID_ELECTION"),
+        ("election", json!("x".repeat(513)), "INVALID_ELECTION"),
+        ("owner_id", json!(""), "INVALID_OWNER_ID"),
+        ("lease_id", json!(0), "INVALID_LEASE_ID"),
+        ("value", json!("v".repeat(4097)), "INVALID_VALUE"),
+        ("request_id", json!("r".repeat(65)), "INVALID_REQUEST_ID"),
+    ] {
+        let mut request = campaign.clone();
+        request[field] = value;
+        for path in ["/v1/election/campaign", "/v1/election/proclaim", "/v1/election/resign"] {
+            let asked = match path {
+                "/v1/election/resign" => !["owner_id", "value"].contains(&field),
+                _ => true,
+            };
+            if asked {
+                target.assert_refused(path, request.clone(), 400, reason).await;
             }
-        })
-    });
-    for worker in workers.collect::<Vec<_>>() {
-        worker.await.unwrap();
+        }
     }
-    let took = started.elapsed();
-    let beyond = json!({"lock_name": "lock-10000", "owner_id": "collector", "lease_id": lease});
-    target.assert_refused("/v1/lock/acquire", beyond.clone(), 429, "LIMIT_LOCKS_PER_LEASE").await;
-    // What it has, it has; and what it gives back makes room.
-    target.client.acquire_lock(one_more(lease, 17)).await.unwrap();
-    target.node.ok("POST", "/v1/lock/release", &format!(r#"{{"lock_name":"lock-17","lease_id":{lease}}}"#));
-    target.assert_ok("/v1/lock/acquire", beyond).await;
-    let revoke = format!(r#"{{"lease_id":{lease},"owner_id":"collector"}}"#);
-    assert_eq!(target.node.ok("POST", "/v1/lease/revoke", &revoke)["released"], "10000");
+    for wait_ms in [-1, 86_400_001, i64::MAX] {
+        let mut request = campaign.clone();
+        request["wait_ms"] = json!(wait_ms);
+        target.assert_refused("/v1/election/campaign", request, 400, "INVALID_WAIT_MS").await;
+    }
+    let unnamed = json!({"election": "e", "lease_id": lease, "campaign_request_id": "r".repeat(65)});
+    target.assert_refused("/v1/election/resign", unnamed, 400, "INVALID_CAMPAIGN_REQUEST_ID").await;
+    let stranger = json!({"election": "e", "owner_id": "x", "lease_id": lease, "value": "v"});
+    target.assert_refused("/v1/election/proclaim", stranger, 403, "NOT_OWNER").await;
+    for (lock, token, reason) in [("a//b", 1, "INVALID_LOCK_NAME"), ("a", 0, "INVALID_FENCING_TOKEN")] {
+        let check = json!({"lock_name": lock, "fencing_token": token});
+        target.assert_refused("/v1/lock/check", check, 400, reason).await;
+    }
+    let leader = target.node.ok("GET", "/v1/election/leader?election=e", "");
+    assert_eq!((&leader["leader"]["ownerId"], &leader["leader"]["value"]), (&json!("o"), &json!("")));
     target.assert_unharmed().await;
-    println!("10,000 locks of one lease took {} ms", took.as_millis());
 }
 
-fn one_more(lease_id: u64, number: u64) -> AcquireLockRequest {
-    AcquireLockRequest {
-        lock_name: format!("lock-{number}"),
-        owner_id: "collector".into(),
-        lease_id,
-        ..AcquireLockRequest::default()
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_listed_or_watched_is_told_by_its_field() {
+    let mut target = Target::start();
+    let long = "x".repeat(513);
+    for (path, reason) in [
+        ("/v1/locks?prefix=//", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=a//b", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=a/../b", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=a%00b", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=a%0Ab", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=%", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=%zz", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=%FF", "INVALID_PREFIX"),
+        ("/v1/locks?prefix=a&prefix=a", "INVALID_PREFIX"),
+        (&format!("/v1/locks?prefix={long}"), "INVALID_PREFIX"),
+        ("/v1/locks?page_size=1001", "INVALID_PAGE_SIZE"),
+        ("/v1/locks?page_size=-1", "INVALID_PAGE_SIZE"),
+        ("/v1/locks?page_token=//", "INVALID_PAGE_TOKEN"),
+        ("/v1/locks?stale=maybe", "INVALID_STALE"),
+        ("/v1/watch?prefix=//", "INVALID_PREFIX"),
+        ("/v1/watch?prefix=%7F", "INVALID_PREFIX"),
+        ("/v1/watch?prefix=%4", "INVALID_PREFIX"),
+        ("/v1/watch?name=a&prefix=a", "INVALID_PREFIX"),
+        ("/v1/watch?name=", "INVALID_NAME"),
+        ("/v1/watch?name=a//b", "INVALID_NAME"),
+        ("/v1/watch?name=%", "INVALID_NAME"),
+        ("/v1/watch?from=0", "INVALID_FROM"),
+        ("/v1/watch?from=now", "INVALID_FROM"),
+        ("/v1/watch?from=1000000", "INVALID_FROM"),
+        ("/v1/watch?from=18446744073709551615", "INVALID_FROM"),
+        ("/v1/watch?from=18446744073709551616", "INVALID_FROM"),
+        ("/v1/watch?after=yesterday", "INVALID_AFTER"),
+        ("/v1/watch?after=1000000.0", "INVALID_AFTER"),
+        ("/v1/watch?after=18446744073709551615", "INVALID_AFTER"),
+        ("/v1/watch?from=1&after=1.0", "INVALID_AFTER"),
+        ("/v1/election/leader", "INVALID_ELECTION"),
+        ("/v1/election/leader?election=//", "INVALID_ELECTION"),
+        ("/v1/election/observe?election=%00", "INVALID_ELECTION"),
+    ] {
+        let answer = http_with(target.node.ports.http, "GET", path, "", b"").unwrap();
+        assert_eq!(outcome(&answer), Err((400, reason.to_owned())), "{path}");
     }
+    let port = target.node.ports.http;
+    let answer = http_with(port, "GET", "/v1/watch?name=a", "last-event-id: x\r\n", b"").unwrap();
+    assert_eq!(outcome(&answer), Err((400, "INVALID_AFTER".to_owned())));
+
+    let watch = |name: &str, prefix: &str, from: u64, after: &str| WatchRequest {
+        name: name.to_owned(),
+        prefix: prefix.to_owned(),
+        from,
+        after: after.to_owned(),
+    };
+    for (request, reason) in [
+        (watch("a//b", "", 0, ""), "INVALID_NAME"),
+        (watch("a", "a", 0, ""), "INVALID_PREFIX"),
+        (watch("", "//", 0, ""), "INVALID_PREFIX"),
+        (watch("", "a\nb", 0, ""), "INVALID_PREFIX"),
+        (watch("", &long, 0, ""), "INVALID_PREFIX"),
+        (watch("", "", u64::MAX, ""), "INVALID_FROM"),
+        (watch("", "", 0, "1.2.3"), "INVALID_AFTER"),
+        (watch("", "", 1, "1.0"), "INVALID_AFTER"),
+    ] {
+        let status = target.client.watch(request.clone()).await.err().unwrap();
+        assert_eq!(ApiError::from_status(&status).unwrap().reason.as_str(), reason, "{request:?}");
+    }
+    let list = ListLocksRequest { page_size: u32::MAX, ..ListLocksRequest::default() };
+    let status = target.client.list_locks(list).await.unwrap_err();
+    assert_eq!(ApiError::from_status(&status).unwrap().reason.as_str(), "INVALID_PAGE_SIZE");
+    target.assert_unharmed().await;
 }

@@ -197,9 +197,32 @@ impl Node {
     }
 
     pub(crate) fn client(&self) -> LockServiceClient<Channel> {
+        LockServiceClient::new(self.endpoint().timeout(Duration::from_secs(20)).connect_lazy())
+    }
+
+    /// A connection of its own, made when it is needed. Calls on it may take as long as they like.
+    pub(crate) fn channel(&self) -> Channel {
+        self.endpoint().connect_lazy()
+    }
+
+    pub(crate) fn endpoint(&self) -> Endpoint {
         let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.ports.grpc)).unwrap();
-        let endpoint = endpoint.connect_timeout(Duration::from_millis(300)).timeout(Duration::from_secs(20));
-        LockServiceClient::new(endpoint.connect_lazy())
+        endpoint.connect_timeout(Duration::from_millis(300))
+    }
+
+    /// The term, and how much of the log is applied, as this node sees it.
+    pub(crate) fn log_position(&self) -> (u64, u64) {
+        let status = self.status().expect("the node runs");
+        let number = |field: &str| status[field].as_str().unwrap().parse().unwrap();
+        (number("term"), number("appliedIndex"))
+    }
+
+    /// Waits until that much of the log is applied; asserts that it is not more.
+    pub(crate) fn assert_applied(&self, index: u64, what: &str) {
+        eventually(&format!("entry {index} is applied: {what}"), || {
+            (self.log_position().1 >= index).then_some(())
+        });
+        assert_eq!(self.log_position().1, index, "{what}");
     }
 }
 
@@ -314,7 +337,7 @@ pub(crate) fn run_to_end(command: &mut Command) -> Ended {
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Node>,
     /// Removed with everything in it when the cluster is dropped.
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Cluster {
@@ -323,17 +346,29 @@ impl Cluster {
         let folder = tempfile::tempdir().unwrap();
         let mut nodes = vec![Node::new(folder.path(), "n1", &["--bootstrap"])];
         nodes[0].start();
-        for number in 2..=size {
-            // Any member will do; each joins through the one before it.
-            let join = format!("127.0.0.1:{}", nodes.last().unwrap().ports.grpc);
-            let mut node = Node::new(folder.path(), &format!("n{number}"), &["--join", &join]);
-            nodes.last().unwrap().wait_ready();
-            node.start();
-            nodes.push(node);
+        let mut cluster = Self { nodes, folder };
+        for _ in 1..size {
+            cluster.add();
         }
-        let cluster = Self { nodes, _folder: folder };
         cluster.wait_whole();
         cluster
+    }
+
+    /// One more node joins; it votes when this is done.
+    pub(crate) fn join(&mut self) {
+        self.add();
+        self.wait_whole();
+    }
+
+    fn add(&mut self) {
+        // Any member will do; each joins through the one before it.
+        let last = self.nodes.last().unwrap();
+        let join = format!("127.0.0.1:{}", last.ports.grpc);
+        let name = format!("n{}", self.nodes.len() + 1);
+        let mut node = Node::new(self.folder.path(), &name, &["--join", &join]);
+        last.wait_ready();
+        node.start();
+        self.nodes.push(node);
     }
 
     /// Waits until all nodes run, vote, and agree on a leader.
@@ -406,7 +441,7 @@ pub(crate) async fn acquire_somewhere(
 pub(crate) async fn holder(clients: &mut [LockServiceClient<Channel>], lock: &str) -> Option<LockHolder> {
     let deadline = Instant::now() + PATIENCE;
     for turn in (0..clients.len()).cycle() {
-        let request = GetLockRequest { lock_name: lock.to_owned() };
+        let request = GetLockRequest { lock_name: lock.to_owned(), stale: false };
         let attempt = tokio::time::timeout(Duration::from_secs(1), clients[turn].get_lock(request));
         if let Ok(Ok(response)) = attempt.await {
             return response.into_inner().holders.pop();

@@ -7,13 +7,19 @@
 
 mod bad_bytes;
 mod bad_input;
+mod clients;
 mod damage;
+mod electing;
 mod expiry;
 mod failover;
 mod harness;
 mod kill_and_restart;
+mod limits;
 mod pause;
 mod quick_start;
+mod scopes;
 mod start_errors;
 mod stop;
 mod three_nodes;
+mod waiting;
+mod watching;

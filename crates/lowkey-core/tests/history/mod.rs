@@ -4,8 +4,8 @@
 //! ago"); [`log_of`] makes the entries of a log of it.
 
 use lowkey_core::{
-    AcquireWith, Applied, ClusterId, Command, Event, GrantRef, LeaseId, LockName, NodeIdentity, NodeInfo,
-    NodeName, OwnerId, RequestId, Requester, State, Token, Ttl,
+    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, LeaseId, LockName, Mode, NodeIdentity,
+    NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -44,15 +44,116 @@ pub(crate) struct Step {
 #[derive(Clone, Debug)]
 enum Action {
     Nothing,
-    CreateLease { owner: u8, ttl: i64, request: u8 },
-    Revoke { lease: u64, owner: Who, request: u8 },
-    Acquire { lock: u8, owner: Who, lease: u64, since: u64, request: u8 },
-    AcquireNew { lock: u8, owner: u8, ttl: i64, since: u64, request: u8 },
-    AskAgain { held: u8, since: u64, request: u8 },
-    Release { lock: Which, grant: Meant, token: Option<Named>, request: u8 },
-    Expire { leases: Vec<u64>, term_off: i8 },
-    AddMember { name: u8, identity: u8, host: u8 },
-    Repeat { back: usize, since: u64 },
+    CreateLease {
+        owner: u8,
+        ttl: i64,
+        request: Id,
+    },
+    Revoke {
+        lease: Of,
+        owner: Who,
+        since: u64,
+        request: Id,
+    },
+    Acquire {
+        lock: u8,
+        owner: Who,
+        lease: Of,
+        how: How,
+        since: u64,
+        request: Id,
+    },
+    AcquireNew {
+        lock: u8,
+        owner: u8,
+        ttl: i64,
+        how: How,
+        since: u64,
+        request: Id,
+    },
+    /// A holder asks for what it holds, perhaps in another mode or scope.
+    AskAgain {
+        held: u8,
+        otherwise: Option<How>,
+        value: u8,
+        since: u64,
+        request: Id,
+    },
+    Release {
+        lock: Which,
+        grant: Meant,
+        token: Option<Named>,
+        since: u64,
+        request: Id,
+    },
+    /// A release by the request of one that waits.
+    GiveUp {
+        wait: u8,
+        by_owner: bool,
+        since: u64,
+        request: Id,
+    },
+    SetValue {
+        lock: Which,
+        lease: Named,
+        owner: Who,
+        token: Option<Named>,
+        value: u8,
+        request: Id,
+    },
+    Cancel {
+        waits: Vec<Named>,
+        since: u64,
+    },
+    Expire {
+        leases: Vec<Of>,
+        term_off: i8,
+        since: u64,
+    },
+    AddMember {
+        name: u8,
+        identity: u8,
+        host: u8,
+    },
+    Repeat {
+        back: usize,
+        since: u64,
+        wait: bool,
+    },
+    /// Of one that waits.
+    RepeatWait {
+        wait: u8,
+        since: u64,
+        still: bool,
+    },
+    /// An operation under the request id of one that waits.
+    Reuse {
+        wait: u8,
+        of: Box<Action>,
+    },
+}
+
+/// How a lock is to be held.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    mode: Mode,
+    scope: Scope,
+    value: u8,
+    wait: bool,
+}
+
+/// A lease: one that exists, or any, counted back from the one that comes next.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    Live(u8),
+    Back(u64),
+}
+
+/// A request id: a new one, or one of a few that meet one another.
+#[derive(Clone, Copy, Debug)]
+enum Id {
+    Fresh,
+    Any(u8),
 }
 
 /// An owner: that of the lease in question, or any.
@@ -94,15 +195,15 @@ enum Asked {
 }
 
 fn who() -> impl Strategy<Value = Who> {
-    prop_oneof![4 => Just(Who::Right), 1 => (0..2u8).prop_map(Who::Any)]
+    prop_oneof![6 => Just(Who::Right), 1 => (0..2u8).prop_map(Who::Any)]
 }
 
 fn named() -> impl Strategy<Value = Named> {
-    prop_oneof![3 => Just(Named::Right), 1 => (0..6u8).prop_map(Named::Any)]
+    prop_oneof![4 => Just(Named::Right), 1 => (0..6u8).prop_map(Named::Any)]
 }
 
 fn which() -> impl Strategy<Value = Which> {
-    prop_oneof![3 => (0..4u8).prop_map(Which::Held), 1 => (0..4u8).prop_map(Which::Any)]
+    prop_oneof![4 => (0..6u8).prop_map(Which::Held), 1 => (0..6u8).prop_map(Which::Any)]
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -111,9 +212,9 @@ fn asked() -> impl Strategy<Value = Asked> {
 
 fn meant() -> impl Strategy<Value = Meant> {
     prop_oneof![
-        named().prop_map(Meant::Lease),
-        (asked(), named()).prop_map(|(acquire, lease)| Meant::RequestOnLease(acquire, lease)),
-        (asked(), who()).prop_map(|(acquire, owner)| Meant::RequestOfOwner(acquire, owner)),
+        2 => named().prop_map(Meant::Lease),
+        1 => (asked(), named()).prop_map(|(acquire, lease)| Meant::RequestOnLease(acquire, lease)),
+        1 => (asked(), who()).prop_map(|(acquire, owner)| Meant::RequestOfOwner(acquire, owner)),
     ]
 }
 
@@ -121,39 +222,134 @@ fn ttl() -> impl Strategy<Value = i64> {
     prop_oneof![Just(1), Just(10), Just(600)]
 }
 
+fn of() -> impl Strategy<Value = Of> {
+    prop_oneof![12 => (0..5u8).prop_map(Of::Live), 1 => (0..5u64).prop_map(Of::Back)]
+}
+
+fn id() -> impl Strategy<Value = Id> {
+    prop_oneof![2 => Just(Id::Fresh), 1 => (0..8u8).prop_map(Id::Any)]
+}
+
+fn how() -> impl Strategy<Value = How> {
+    let mode = prop_oneof![3 => Just(Mode::Exclusive), 2 => Just(Mode::Shared)];
+    let scope = prop_oneof![2 => Just(Scope::Name), 1 => Just(Scope::Subtree)];
+    let wait = prop_oneof![4 => Just(true), 1 => Just(false)];
+    (mode, scope, 0..4u8, wait).prop_map(|(mode, scope, value, wait)| How { mode, scope, value, wait })
+}
+
 fn action() -> impl Strategy<Value = Action> {
-    let (lock, lease, request, since) = (0..4u8, 0..5u64, 0..8u8, 0..3u64);
+    let reused = (0..6u8, plain_action().prop_map(Box::new));
+    prop_oneof![
+        24 => plain_action(),
+        1 => reused.prop_map(|(wait, of)| Action::Reuse { wait, of }),
+    ]
+}
+
+fn plain_action() -> impl Strategy<Value = Action> {
+    let (lock, since) = (prop_oneof![1 => 0..2u8, 1 => 0..6u8], 0..3u64);
     prop_oneof![
         1 => Just(Action::Nothing),
-        3 => (0..2u8, ttl(), request.clone())
+        3 => (0..2u8, ttl(), id())
             .prop_map(|(owner, ttl, request)| Action::CreateLease { owner, ttl, request }),
-        1 => (lease.clone(), who(), request.clone())
-            .prop_map(|(lease, owner, request)| Action::Revoke { lease, owner, request }),
-        8 => (lock.clone(), who(), lease.clone(), since.clone(), request.clone()).prop_map(
-            |(lock, owner, lease, since, request)| Action::Acquire { lock, owner, lease, since, request }
+        2 => (of(), who(), since.clone(), id())
+            .prop_map(|(lease, owner, since, request)| Action::Revoke { lease, owner, since, request }),
+        24 => (lock.clone(), who(), of(), how(), since.clone(), id()).prop_map(
+            |(lock, owner, lease, how, since, request)| Action::Acquire {
+                lock,
+                owner,
+                lease,
+                how,
+                since,
+                request
+            }
         ),
-        2 => (lock.clone(), 0..2u8, ttl(), since.clone(), request.clone()).prop_map(
-            |(lock, owner, ttl, since, request)| Action::AcquireNew { lock, owner, ttl, since, request }
+        4 => (lock.clone(), 0..2u8, ttl(), how(), since.clone(), id()).prop_map(
+            |(lock, owner, ttl, how, since, request)| Action::AcquireNew {
+                lock,
+                owner,
+                ttl,
+                how,
+                since,
+                request
+            }
         ),
-        2 => (lock, since.clone(), request.clone())
-            .prop_map(|(held, since, request)| Action::AskAgain { held, since, request }),
-        8 => (which(), meant(), option::of(named()), request)
-            .prop_map(|(lock, grant, token, request)| Action::Release { lock, grant, token, request }),
-        1 => (collection::vec(lease, 0..4), prop_oneof![2 => Just(0), 1 => -1..=1i8])
-            .prop_map(|(leases, term_off)| Action::Expire { leases, term_off }),
-        1 => (0..3u8, 0..3u8, 0..2u8)
+        3 => (lock, option::weighted(0.2, how()), 0..4u8, since.clone(), id()).prop_map(
+            |(held, otherwise, value, since, request)| Action::AskAgain {
+                held,
+                otherwise,
+                value,
+                since,
+                request
+            }
+        ),
+        8 => (which(), meant(), option::of(named()), since.clone(), id()).prop_map(
+            |(lock, grant, token, since, request)| Action::Release { lock, grant, token, since, request }
+        ),
+        2 => (0..6u8, any::<bool>(), since.clone(), id())
+            .prop_map(|(wait, by_owner, since, request)| Action::GiveUp { wait, by_owner, since, request }),
+        2 => (which(), named(), who(), option::of(named()), 0..4u8, id()).prop_map(
+            |(lock, lease, owner, token, value, request)| Action::SetValue {
+                lock,
+                lease,
+                owner,
+                token,
+                value,
+                request
+            }
+        ),
+        4 => (collection::vec(named(), 0..3), since.clone())
+            .prop_map(|(waits, since)| Action::Cancel { waits, since }),
+        2 => (collection::vec(of(), 0..3), prop_oneof![2 => Just(0), 1 => -1..=1i8], since.clone())
+            .prop_map(|(leases, term_off, since)| Action::Expire { leases, term_off, since }),
+        2 => (0..3u8, 0..3u8, 0..2u8)
             .prop_map(|(name, identity, host)| Action::AddMember { name, identity, host }),
-        6 => (0..12usize, since).prop_map(|(back, since)| Action::Repeat { back, since }),
+        5 => (0..12usize, since.clone(), any::<bool>())
+            .prop_map(|(back, since, wait)| Action::Repeat { back, since, wait }),
+        1 => (0..6u8, since, any::<bool>())
+            .prop_map(|(wait, since, still)| Action::RepeatWait { wait, since, still }),
+    ]
+}
+
+/// What makes queues long and frees them again, and nothing else: who waits for whom gets involved.
+fn busy_action() -> impl Strategy<Value = Action> {
+    let lock = prop_oneof![3 => 0..2u8, 1 => 2..6u8];
+    let lease = (0..8u8).prop_map(Of::Live);
+    prop_oneof![
+        5 => (lock, lease, how()).prop_map(|(lock, lease, how)| Action::Acquire {
+            lock,
+            owner: Who::Right,
+            lease,
+            how: How { wait: true, ..how },
+            since: 0,
+            request: Id::Fresh
+        }),
+        3 => (0..8u8).prop_map(|held| Action::Release {
+            lock: Which::Held(held),
+            grant: Meant::Lease(Named::Right),
+            token: None,
+            since: 0,
+            request: Id::Fresh
+        }),
+        1 => collection::vec((0..6u8).prop_map(Named::Any), 1..3)
+            .prop_map(|waits| Action::Cancel { waits, since: 0 }),
     ]
 }
 
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = (action(), any::<u8>(), 0..2u64).prop_map(|(action, new_term, skipped_revisions)| Step {
-        action,
-        new_term: new_term < 16,
-        skipped_revisions,
-    });
-    collection::vec(step, 1..60)
+    let step = |action| {
+        (action, any::<u8>(), 0..2u64).prop_map(|(action, new_term, skipped_revisions)| Step {
+            action,
+            new_term: new_term < 16,
+            skipped_revisions,
+        })
+    };
+    // Most of what is of interest needs leases.
+    let create = (0..2u8, ttl(), id());
+    let create = create.prop_map(|(owner, ttl, request)| Action::CreateLease { owner, ttl, request }).boxed();
+    let creates = |count| collection::vec(step(create.clone()), count);
+    let anything = (creates(0..5), collection::vec(step(action().boxed()), 1..80));
+    let busy = (creates(4..9), collection::vec(step(busy_action().boxed()), 1..80));
+    prop_oneof![2 => anything, 1 => busy].prop_map(|(creates, rest)| [creates, rest].concat())
 }
 
 /// The log that the steps stand for.
@@ -164,143 +360,284 @@ pub(crate) fn log_of(steps: &[Step]) -> Vec<Entry> {
     for step in steps {
         term += u64::from(step.new_term);
         revision += 1 + step.skipped_revisions;
-        let entry = Entry { revision, term, command: command(&step.action, &state, term, last_lease, &log) };
-        let applied = entry.apply(&mut state);
-        for event in applied.iter().flat_map(|applied| &applied.events) {
-            if let Event::LeaseCreated { lease, .. } = event {
-                last_lease = lease.0;
-            }
-        }
+        let seen = Seen { state: &state, revision, term, last_lease, log: &log };
+        let entry = Entry { revision, term, command: seen.command(&step.action) };
+        entry.apply(&mut state);
+        last_lease = state.leases().map(|(id, _)| id.0).max().unwrap_or(0).max(last_lease);
         log.push(entry);
     }
     log
 }
 
-fn command(action: &Action, state: &State, term: u64, last_lease: u64, log: &[Entry]) -> Option<Command> {
-    // 0 is the lease that comes next: it does not exist yet.
-    let lease_back = |back: u64| LeaseId((last_lease + 1).saturating_sub(back).max(1));
-    let owner_of = |who: Who, lease: LeaseId| match (who, state.lease(lease)) {
-        (Who::Right, Some(lease)) => lease.owner.clone(),
-        (Who::Right, None) => owner(0),
-        (Who::Any(number), _) => owner(number),
-    };
-    let held = |number: u8| state.locks().nth(usize::from(number) % state.lock_count().max(1));
-    Some(match action {
-        Action::Nothing => return None,
-        Action::CreateLease { owner: number, ttl, request: id } => {
-            Command::CreateLease { owner: owner(*number), ttl: seconds(*ttl), request: request(*id) }
-        }
-        Action::Revoke { lease, owner, request: id } => {
-            let lease = lease_back(*lease);
-            Command::RevokeLease { lease, owner: owner_of(*owner, lease), request: request(*id) }
-        }
-        Action::Acquire { lock, owner, lease, since, request: id } => {
-            let lease = lease_back(*lease);
-            Command::Acquire {
-                lock: lock_name(*lock),
-                owner: owner_of(*owner, lease),
-                with: AcquireWith::Lease(lease),
-                since_unix_ms: *since,
-                request: request(*id),
-            }
-        }
-        Action::AskAgain { held: number, since, request: id } => {
-            let (lock, grant) = held(*number)?;
-            Command::Acquire {
-                lock: lock.clone(),
-                owner: owner_of(Who::Right, grant.lease),
-                with: AcquireWith::Lease(grant.lease),
-                since_unix_ms: *since,
-                request: request(*id),
-            }
-        }
-        Action::AcquireNew { lock, owner: number, ttl, since, request: id } => Command::Acquire {
-            lock: lock_name(*lock),
-            owner: owner(*number),
-            with: AcquireWith::NewLease(seconds(*ttl)),
-            since_unix_ms: *since,
-            request: request(*id),
-        },
-        Action::Release { lock, grant: meant, token, request: id } => {
-            let lock = match *lock {
-                Which::Held(number) => held(number).map_or(lock_name(number), |(lock, _)| lock.clone()),
-                Which::Any(number) => lock_name(number),
-            };
-            let grant = state.locks().find(|(name, _)| **name == lock).map(|(_, grant)| grant);
-            let lease = |named: Named| match (named, grant) {
-                (Named::Right, Some(grant)) => grant.lease,
-                (Named::Right, None) => lease_back(1),
-                (Named::Any(back), _) => lease_back(u64::from(back)),
-            };
-            let acquire = |asked: Asked| match (asked, grant) {
-                (Asked::First, Some(grant)) => grant.request.clone(),
-                (Asked::First | Asked::Latest, None) => request(0),
-                (Asked::Latest, Some(grant)) => {
-                    latest_acquire(&lock, grant.lease, log).unwrap_or(grant.request.clone())
-                }
-                (Asked::Any(number), _) => request(number),
-            };
-            let token = token.map(|named| match (named, grant) {
-                (Named::Right, Some(grant)) => grant.token,
-                (Named::Right, None) => Token(1),
-                (Named::Any(back), _) => {
-                    Token((state.last_token().0 + 1).saturating_sub(u64::from(back)).max(1))
-                }
-            });
-            let grant = match *meant {
-                Meant::Lease(named) => GrantRef::Lease(lease(named)),
-                Meant::RequestOnLease(asked, named) => {
-                    GrantRef::Request(acquire(asked), Requester::Lease(lease(named)))
-                }
-                Meant::RequestOfOwner(asked, who) => {
-                    let owner = owner_of(who, lease(Named::Right));
-                    GrantRef::Request(acquire(asked), Requester::Owner(owner))
-                }
-            };
-            Command::Release { lock, grant, token, request: request(*id) }
-        }
-        Action::Expire { leases, term_off } => Command::Expire {
-            leases: leases.iter().map(|back| lease_back(*back)).collect(),
-            decided_term: term.saturating_add_signed(i64::from(*term_off)),
-        },
-        Action::AddMember { name, identity, host } => Command::AddMember {
-            node: NodeInfo {
-                name: NodeName::parse(&format!("n{name}")).expect("a node name"),
-                identity: NodeIdentity([*identity; 16]),
-                raft_address: format!("host{host}:7000"),
-                grpc_address: format!("host{host}:9000"),
-                http_address: format!("host{host}:8080"),
-                command_version: 1,
-            },
-        },
-        Action::Repeat { back, since } => {
-            let mut again = log.iter().rev().nth(*back)?.command.clone()?;
-            if let Command::Acquire { since_unix_ms, .. } = &mut again {
-                *since_unix_ms = *since;
-            }
-            again
-        }
-    })
+/// What the next step can speak of.
+struct Seen<'a> {
+    state: &'a State,
+    revision: u64,
+    term: u64,
+    last_lease: u64,
+    log: &'a [Entry],
 }
 
-/// The request of the last acquire in the log by which this lease asked for this lock, whatever came of it.
-fn latest_acquire(wanted: &LockName, by: LeaseId, log: &[Entry]) -> Option<RequestId> {
-    log.iter().rev().find_map(|entry| match &entry.command {
-        Some(Command::Acquire { lock, with: AcquireWith::Lease(lease), request, .. })
-            if lock == wanted && *lease == by =>
-        {
-            Some(request.clone())
+impl Seen<'_> {
+    fn command(&self, action: &Action) -> Option<Command> {
+        Some(match action {
+            Action::Nothing => return None,
+            Action::CreateLease { owner: number, ttl, request: id } => {
+                Command::CreateLease { owner: owner(*number), ttl: seconds(*ttl), request: self.request(*id) }
+            }
+            Action::Revoke { lease, owner, since, request: id } => {
+                let lease = self.lease_of(*lease);
+                let owner = self.owner_of(*owner, lease);
+                Command::RevokeLease { lease, owner, since_unix_ms: *since, request: self.request(*id) }
+            }
+            Action::Acquire { lock, owner, lease, how, since, request: id } => {
+                let lease = self.lease_of(*lease);
+                let (owner, with) = (self.owner_of(*owner, lease), AcquireWith::Lease(lease));
+                acquire(lock_name(*lock), owner, with, *how, *since, self.request(*id))
+            }
+            Action::AskAgain { held, otherwise, value, since, request: id } => {
+                let (lock, grant) = self.held(*held)?;
+                let same = How { mode: grant.mode, scope: grant.scope, value: *value, wait: false };
+                let owner = self.owner_of(Who::Right, grant.lease);
+                let with = AcquireWith::Lease(grant.lease);
+                let how = otherwise.unwrap_or(same);
+                acquire(lock.clone(), owner, with, how, *since, self.request(*id))
+            }
+            Action::AcquireNew { lock, owner: number, ttl, how, since, request: id } => {
+                let with = AcquireWith::NewLease(seconds(*ttl));
+                acquire(lock_name(*lock), owner(*number), with, *how, *since, self.request(*id))
+            }
+            Action::Release { lock, grant, token, since, request: id } => {
+                let (lock, held) = self.lock(*lock);
+                Command::Release {
+                    grant: self.grant_ref(*grant, &lock, held),
+                    token: token.map(|named| self.token(named, held)),
+                    lock,
+                    since_unix_ms: *since,
+                    request: self.request(*id),
+                }
+            }
+            Action::GiveUp { wait, by_owner, since, request: id } => {
+                let Some(Command::Acquire { lock, owner, with, request, .. }) = self.waiting(*wait) else {
+                    return None;
+                };
+                let requester = match with {
+                    AcquireWith::Lease(lease) if !by_owner => Requester::Lease(*lease),
+                    _ => Requester::Owner(owner.clone()),
+                };
+                let grant = GrantRef::Request(request.clone(), requester);
+                let (since_unix_ms, request) = (*since, self.request(*id));
+                Command::Release { lock: lock.clone(), grant, token: None, since_unix_ms, request }
+            }
+            Action::SetValue { lock, lease, owner, token, value, request: id } => {
+                let (lock, held) = self.lock(*lock);
+                let lease = self.lease(*lease, held);
+                Command::SetValue {
+                    lock,
+                    owner: self.owner_of(*owner, lease),
+                    lease,
+                    token: token.map(|named| self.token(named, held)),
+                    value: self::value(*value),
+                    request: self.request(*id),
+                }
+            }
+            Action::Cancel { waits, since } => {
+                let ticket = |(at, named): (usize, &Named)| match named {
+                    Named::Right => self.ticket(at as u8).unwrap_or(Ticket(self.revision)),
+                    Named::Any(back) => match self.ticket(*back) {
+                        Some(ticket) if back.is_multiple_of(2) => ticket,
+                        _ => Ticket(self.revision.saturating_sub(u64::from(*back))),
+                    },
+                };
+                let tickets = waits.iter().enumerate().map(ticket).collect();
+                Command::CancelWait { tickets, since_unix_ms: *since }
+            }
+            Action::Expire { leases, term_off, since } => Command::Expire {
+                leases: leases.iter().map(|back| self.lease_of(*back)).collect(),
+                decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
+                since_unix_ms: *since,
+            },
+            Action::AddMember { name, identity, host } => Command::AddMember {
+                node: NodeInfo {
+                    name: NodeName::parse(&format!("n{name}")).expect("a node name"),
+                    identity: NodeIdentity([*identity; 16]),
+                    raft_address: format!("host{host}:7000"),
+                    grpc_address: format!("host{host}:9000"),
+                    http_address: format!("host{host}:8080"),
+                    command_version: 1,
+                },
+            },
+            Action::Repeat { back, since, wait: waits } => {
+                let mut again = self.log.iter().rev().nth(*back)?.command.clone()?;
+                again.stamp(*since);
+                if let Command::Acquire { wait, .. } = &mut again {
+                    *wait = *waits;
+                }
+                again
+            }
+            Action::RepeatWait { wait: number, since, still } => {
+                let mut again = self.waiting(*number)?.clone();
+                again.stamp(*since);
+                if let Command::Acquire { wait, .. } = &mut again {
+                    *wait = *still;
+                }
+                again
+            }
+            Action::Reuse { wait, of } => {
+                let Some(Command::Acquire { request: awaited, .. }) = self.waiting(*wait) else {
+                    return None;
+                };
+                let mut command = self.command(of)?;
+                match &mut command {
+                    Command::CreateLease { request, .. }
+                    | Command::RevokeLease { request, .. }
+                    | Command::Acquire { request, .. }
+                    | Command::Release { request, .. }
+                    | Command::SetValue { request, .. } => *request = awaited.clone(),
+                    Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => {}
+                }
+                command
+            }
+        })
+    }
+
+    fn lease_of(&self, of: Of) -> LeaseId {
+        match of {
+            Of::Live(number) => {
+                let number = usize::from(number) % self.state.leases().len().max(1);
+                self.state.leases().nth(number).map_or(self.lease_back(1), |(id, _)| id)
+            }
+            Of::Back(back) => self.lease_back(back),
         }
-        _ => None,
-    })
+    }
+
+    /// 0 is the lease that comes next: it does not exist yet.
+    fn lease_back(&self, back: u64) -> LeaseId {
+        LeaseId((self.last_lease + 1).saturating_sub(back).max(1))
+    }
+
+    fn owner_of(&self, who: Who, lease: LeaseId) -> OwnerId {
+        match (who, self.state.lease(lease)) {
+            (Who::Right, Some(lease)) => lease.owner.clone(),
+            (Who::Right, None) => owner(0),
+            (Who::Any(number), _) => owner(number),
+        }
+    }
+
+    fn request(&self, id: Id) -> RequestId {
+        match id {
+            Id::Fresh => RequestId::parse(&format!("fresh{}", self.revision)).expect("a request id"),
+            Id::Any(number) => request(number),
+        }
+    }
+
+    fn held(&self, number: u8) -> Option<(&LockName, &Grant)> {
+        self.state.grants().nth(usize::from(number) % self.state.grants().count().max(1))
+    }
+
+    fn lock(&self, which: Which) -> (LockName, Option<&Grant>) {
+        match which {
+            Which::Held(number) => match self.held(number) {
+                Some((lock, grant)) => (lock.clone(), Some(grant)),
+                None => (lock_name(number), None),
+            },
+            Which::Any(number) => {
+                let lock = lock_name(number);
+                let grant = self.state.grants().find(|(name, _)| **name == lock).map(|(_, grant)| grant);
+                (lock, grant)
+            }
+        }
+    }
+
+    fn ticket(&self, number: u8) -> Option<Ticket> {
+        self.state.waits().nth(usize::from(number) % self.state.waits().len().max(1))
+    }
+
+    /// The acquire of one that waits.
+    fn waiting(&self, number: u8) -> Option<&Command> {
+        let ticket = self.ticket(number)?;
+        self.log.iter().find(|entry| entry.revision == ticket.0)?.command.as_ref()
+    }
+
+    fn lease(&self, named: Named, grant: Option<&Grant>) -> LeaseId {
+        match (named, grant) {
+            (Named::Right, Some(grant)) => grant.lease,
+            (Named::Right, None) => self.lease_back(1),
+            (Named::Any(back), _) => self.lease_back(u64::from(back)),
+        }
+    }
+
+    fn token(&self, named: Named, grant: Option<&Grant>) -> Token {
+        match (named, grant) {
+            (Named::Right, Some(grant)) => grant.token,
+            (Named::Right, None) => Token(1),
+            (Named::Any(back), _) => {
+                Token((self.state.last_token().0 + 1).saturating_sub(u64::from(back)).max(1))
+            }
+        }
+    }
+
+    fn grant_ref(&self, meant: Meant, lock: &LockName, grant: Option<&Grant>) -> GrantRef {
+        let acquire = |asked: Asked| match (asked, grant) {
+            (Asked::First, Some(grant)) => grant.request.clone(),
+            (Asked::First | Asked::Latest, None) => request(0),
+            (Asked::Latest, Some(grant)) => {
+                self.latest_acquire(lock, grant.lease).unwrap_or(grant.request.clone())
+            }
+            (Asked::Any(number), _) => request(number),
+        };
+        match meant {
+            Meant::Lease(named) => GrantRef::Lease(self.lease(named, grant)),
+            Meant::RequestOnLease(asked, named) => {
+                GrantRef::Request(acquire(asked), Requester::Lease(self.lease(named, grant)))
+            }
+            Meant::RequestOfOwner(asked, who) => {
+                let owner = self.owner_of(who, self.lease(Named::Right, grant));
+                GrantRef::Request(acquire(asked), Requester::Owner(owner))
+            }
+        }
+    }
+
+    /// The request of the last acquire in the log by which this lease asked for this lock, whatever came of
+    /// it.
+    fn latest_acquire(&self, wanted: &LockName, by: LeaseId) -> Option<RequestId> {
+        self.log.iter().rev().find_map(|entry| match &entry.command {
+            Some(Command::Acquire { lock, with: AcquireWith::Lease(lease), request, .. })
+                if lock == wanted && *lease == by =>
+            {
+                Some(request.clone())
+            }
+            _ => None,
+        })
+    }
+}
+
+fn acquire(
+    lock: LockName,
+    owner: OwnerId,
+    with: AcquireWith,
+    how: How,
+    since_unix_ms: u64,
+    request: RequestId,
+) -> Command {
+    let How { mode, scope, value: number, wait } = how;
+    Command::Acquire { lock, owner, with, mode, scope, value: value(number), wait, since_unix_ms, request }
 }
 
 fn owner(number: u8) -> OwnerId {
     OwnerId::parse(&format!("owner{number}")).expect("an owner id")
 }
 
+/// Few names, that are above and below one another, or only look so.
 fn lock_name(number: u8) -> LockName {
-    LockName::parse(&format!("lock{number}")).expect("a lock name")
+    let names = ["a", "a/b", "a/b/c", "ab", "/a", "a/c"];
+    LockName::parse(names[usize::from(number) % names.len()]).expect("a lock name")
+}
+
+/// Half of them are empty.
+fn value(number: u8) -> Value {
+    let text = if number.is_multiple_of(2) { String::new() } else { format!("v{number}") };
+    Value::parse(&text).expect("a value")
 }
 
 fn request(number: u8) -> RequestId {

@@ -1,11 +1,16 @@
 //! The rules once more, as plainly as they can be put: lists, searched from end to end.
 //!
 //! It follows the design, not the code, and knows nothing of encodings, indexes or windows: it
-//! remembers every request for as long as its lease or its owner may ask.
+//! remembers every request for as long as its lease or its owner may ask. Who holds is one list, who waits
+//! is another, in order; after every entry the first waiter is granted that conflicts with no holder and
+//! with no waiter before it, and then the next, until there is none.
+
+use std::collections::{BTreeSet, VecDeque};
 
 use lowkey_core::{
-    AcquireWith, Applied, Cause, Command, Event, GrantRef, Holder, LeaseId, LockName, MemberId, NodeInfo,
-    OwnerId, Refusal, Reply, RequestId, Requester, Token, Ttl,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay, LeaseId,
+    LockName, MemberId, Mode, NodeInfo, OwnerId, Refusal, Reply, RequestId, Requester, Scope, Ticket, Token,
+    Ttl, Value, WaitEnd,
 };
 
 #[derive(Default)]
@@ -13,81 +18,174 @@ pub(crate) struct Model {
     pub(crate) last_token: u64,
     pub(crate) last_lease: u64,
     pub(crate) last_member: u64,
-    pub(crate) leases: Vec<(LeaseId, OwnerId, Ttl)>,
+    pub(crate) leases: Vec<ModelLease>,
     pub(crate) grants: Vec<ModelGrant>,
+    /// First come first.
+    pub(crate) waits: Vec<ModelWait>,
     pub(crate) members: Vec<(MemberId, NodeInfo)>,
     /// Every acquire that was answered with a grant, the first one and those that asked again.
     answered: Vec<(Token, RequestId)>,
     done: Vec<Done>,
+    /// The entry that is being applied, and its proposer's clock.
+    revision: u64,
+    since_unix_ms: u64,
+    events: Vec<Event>,
+    told: VecDeque<Option<InTheWay>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ModelLease {
+    pub(crate) id: LeaseId,
+    pub(crate) owner: OwnerId,
+    pub(crate) ttl: Ttl,
+    pub(crate) is_waiting: bool,
+}
+
+/// What a lease wants, or has.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ModelClaim {
+    pub(crate) lock: LockName,
+    /// None if the lease is still to be made.
+    pub(crate) lease: Option<LeaseId>,
+    pub(crate) mode: Mode,
+    pub(crate) scope: Scope,
+}
+
+impl ModelClaim {
+    pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
+        let of_others = self.lease.is_none() || self.lease != other.lease;
+        let alone = self.mode == Mode::Exclusive || other.mode == Mode::Exclusive;
+        of_others && alone && (self.covers(&other.lock) || other.covers(&self.lock))
+    }
+
+    /// A hold of the same lease that covers all of the other, in no weaker mode.
+    fn is_enough_for(&self, other: &Self) -> bool {
+        let is_strong = self.mode == Mode::Exclusive || other.mode == Mode::Shared;
+        let is_above = self.scope == Scope::Subtree && self.lock != other.lock && self.covers(&other.lock);
+        other.lease.is_some() && self.lease == other.lease && is_strong && is_above
+    }
+
+    fn covers(&self, name: &LockName) -> bool {
+        let own: Vec<_> = self.lock.as_str().split('/').collect();
+        let other: Vec<_> = name.as_str().split('/').collect();
+        match self.scope {
+            Scope::Name => own == other,
+            Scope::Subtree => other.starts_with(&own),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelGrant {
-    pub(crate) lock: LockName,
-    pub(crate) lease: LeaseId,
+    pub(crate) claim: ModelClaim,
     pub(crate) token: Token,
+    pub(crate) value: Value,
     pub(crate) revision: u64,
     pub(crate) since_unix_ms: u64,
     pub(crate) request: RequestId,
 }
 
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ModelWait {
+    pub(crate) ticket: Ticket,
+    pub(crate) claim: ModelClaim,
+    pub(crate) value: Value,
+    pub(crate) request: RequestId,
+    pub(crate) owner: OwnerId,
+    within: Within,
+    command: Command,
+}
+
+impl ModelWait {
+    fn lease(&self) -> LeaseId {
+        self.claim.lease.expect("whoever waits has a lease")
+    }
+
+    pub(crate) fn makes_lease(&self) -> bool {
+        matches!(self.within, Within::Owner(_))
+    }
+}
+
 /// A request that had its effect.
 struct Done {
-    scope: Scope,
+    within: Within,
     request: RequestId,
     command: Command,
     reply: Reply,
 }
 
 /// Within what a request id means one request.
-#[derive(PartialEq)]
-enum Scope {
+#[derive(Clone, Debug, PartialEq)]
+enum Within {
     Owner(OwnerId),
     Lease(LeaseId),
 }
 
-/// The command as its retry may say it: only the clock may differ.
-pub(crate) fn without_clock(command: &Command) -> Command {
+/// The command as its retry may say it: only the clock, and whether to wait, may differ.
+pub(crate) fn as_retried(command: &Command) -> Command {
     let mut command = command.clone();
-    if let Command::Acquire { since_unix_ms, .. } = &mut command {
-        *since_unix_ms = 0;
+    command.stamp(0);
+    if let Command::Acquire { wait, .. } = &mut command {
+        *wait = false;
     }
     command
 }
 
+fn since(command: &Command) -> u64 {
+    match command {
+        Command::RevokeLease { since_unix_ms, .. }
+        | Command::Acquire { since_unix_ms, .. }
+        | Command::Release { since_unix_ms, .. }
+        | Command::CancelWait { since_unix_ms, .. }
+        | Command::Expire { since_unix_ms, .. } => *since_unix_ms,
+        Command::CreateLease { .. } | Command::SetValue { .. } | Command::AddMember { .. } => 0,
+    }
+}
+
 impl Model {
-    pub(crate) fn apply(&mut self, revision: u64, term: u64, command: &Command) -> Applied {
-        let mut events = Vec::new();
+    /// Where several are in somebody's way, the state machine may tell of any: `told` is whom it told of,
+    /// one after the other. The model says the same if that is right.
+    pub(crate) fn apply(
+        &mut self,
+        revision: u64,
+        term: u64,
+        command: &Command,
+        told: VecDeque<Option<InTheWay>>,
+    ) -> Applied {
+        (self.revision, self.since_unix_ms, self.told) = (revision, since(command), told);
         let reply = match command {
             Command::CreateLease { owner, ttl, request } => {
-                self.once(&Scope::Owner(owner.clone()), request, command, |model| {
-                    let lease = model.make_lease(owner, *ttl, &mut events);
+                self.once(&Within::Owner(owner.clone()), request, command, |model| {
+                    let lease = model.make_lease(owner, *ttl, false);
                     Ok(Reply::LeaseCreated { lease, ttl: *ttl })
                 })
             }
-            Command::RevokeLease { lease, owner, request } => {
-                self.once(&Scope::Owner(owner.clone()), request, command, |model| {
+            Command::RevokeLease { lease, owner, request, .. } => {
+                self.once(&Within::Owner(owner.clone()), request, command, |model| {
                     model.owned(*lease, owner)?;
-                    let released = model.end(*lease, Cause::Revoked, &mut events);
+                    let released = model.end_lease(*lease, Cause::Revoked);
                     Ok(Reply::LeaseRevoked { released })
                 })
             }
-            Command::Acquire { lock, owner, with: AcquireWith::NewLease(ttl), since_unix_ms, request } => {
-                self.once(&Scope::Owner(owner.clone()), request, command, |model| {
-                    model.free_for(lock)?;
-                    let lease = model.make_lease(owner, *ttl, &mut events);
-                    Ok(model.grant(lock, lease, revision, *since_unix_ms, request, &mut events))
-                })
+            Command::Acquire { .. } => self.acquire(command),
+            Command::Release { .. } => self.release(command),
+            Command::SetValue { .. } => self.set_value(command),
+            Command::CancelWait { tickets, .. } => {
+                let mut count = 0;
+                for ticket in tickets {
+                    let Some(wait) = self.waits.iter().find(|wait| wait.ticket == *ticket) else { continue };
+                    let claim = wait.claim.clone();
+                    let in_the_way = self.in_the_way(&claim, Some(*ticket), count == 0);
+                    self.end_wait(*ticket, WaitEnd::Cancelled { lock: claim.lock, in_the_way });
+                    count += 1;
+                }
+                Ok(Reply::WaitsCancelled { count })
             }
-            Command::Acquire { lock, owner, with: AcquireWith::Lease(lease), since_unix_ms, request } => {
-                self.acquire(lock, owner, *lease, revision, *since_unix_ms, request, command, &mut events)
-            }
-            Command::Release { .. } => self.release(command, &mut events),
-            Command::Expire { leases, decided_term } => {
+            Command::Expire { leases, decided_term, .. } => {
                 let mut count = 0;
                 for lease in leases {
-                    if *decided_term == term && self.leases.iter().any(|(id, ..)| id == lease) {
-                        self.end(*lease, Cause::Expired, &mut events);
+                    if *decided_term == term && self.leases.iter().any(|known| known.id == *lease) {
+                        self.end_lease(*lease, Cause::Expired);
                         count += 1;
                     }
                 }
@@ -95,179 +193,364 @@ impl Model {
             }
             Command::AddMember { node } => self.add_member(node),
         };
-        Applied { reply, events }
+        self.grant_whose_turn_it_is();
+        Applied { reply, events: std::mem::take(&mut self.events) }
     }
 
-    /// Carries out `operation` unless its request had its effect in this scope already.
+    fn grant_whose_turn_it_is(&mut self) {
+        while let Some(at) = (0..self.waits.len()).find(|at| self.is_free(&self.waits[*at].claim, *at)) {
+            let wait = self.waits.remove(at);
+            let lease = wait.lease();
+            let known = self.leases.iter_mut().find(|known| known.id == lease).expect("waiters have leases");
+            if std::mem::take(&mut known.is_waiting) {
+                self.events.push(Event::LeaseStarted { lease, ttl: known.ttl });
+            }
+            let reply = self.grant(&wait.claim, &wait.value, &wait.request);
+            let (within, request, command) = (wait.within, wait.request, wait.command);
+            self.done.push(Done { within, request, command, reply: reply.clone() });
+            self.events.push(Event::WaitEnded { ticket: wait.ticket, end: WaitEnd::Granted(reply) });
+        }
+    }
+
+    /// True if a claim conflicts with no holder, and with none of the first so many waiters.
+    fn is_free(&self, claim: &ModelClaim, waiters_before: usize) -> bool {
+        self.grants.iter().all(|grant| !grant.claim.conflicts_with(claim))
+            && self.waits[..waiters_before].iter().all(|wait| !wait.claim.conflicts_with(claim))
+    }
+
+    /// Carries out `operation` unless its request had its effect already, or waits for it.
     fn once(
         &mut self,
-        scope: &Scope,
+        within: &Within,
         request: &RequestId,
         command: &Command,
         operation: impl FnOnce(&mut Self) -> Result<Reply, Refusal>,
     ) -> Result<Reply, Refusal> {
-        if let Some(answer) = self.before(scope, request, command) {
+        if let Some(answer) = self.before(within, request, command) {
             return answer;
         }
         let reply = operation(self)?;
-        let scope = match scope {
-            Scope::Owner(owner) => Scope::Owner(owner.clone()),
-            Scope::Lease(lease) => Scope::Lease(*lease),
-        };
-        let (request, command) = (request.clone(), without_clock(command));
-        self.done.push(Done { scope, request, command, reply: reply.clone() });
+        if !matches!(reply, Reply::Waiting { .. }) {
+            let (within, request, command) = (within.clone(), request.clone(), as_retried(command));
+            self.done.push(Done { within, request, command, reply: reply.clone() });
+        }
         Ok(reply)
     }
 
     fn before(
         &self,
-        scope: &Scope,
+        within: &Within,
         request: &RequestId,
         command: &Command,
     ) -> Option<Result<Reply, Refusal>> {
-        let done = self.done.iter().find(|done| done.scope == *scope && done.request == *request)?;
-        if done.command == without_clock(command) {
-            Some(Ok(done.reply.clone()))
-        } else {
-            Some(Err(Refusal::RequestReused { request: request.clone() }))
+        let done = self.done.iter().find(|done| done.within == *within && done.request == *request);
+        let wait = self.waits.iter().find(|wait| wait.within == *within && wait.request == *request);
+        let done = done.map(|done| (&done.command, done.reply.clone()));
+        let wait = wait.map(|wait| (&wait.command, Reply::Waiting { ticket: wait.ticket }));
+        let (before, reply) = done.or(wait)?;
+        match *before == as_retried(command) {
+            true => Some(Ok(reply)),
+            false => Some(Err(Refusal::RequestReused { request: request.clone() })),
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "an acquire has that many words")]
-    fn acquire(
-        &mut self,
-        lock: &LockName,
-        owner: &OwnerId,
-        lease: LeaseId,
-        revision: u64,
-        since_unix_ms: u64,
-        request: &RequestId,
-        command: &Command,
-        events: &mut Vec<Event>,
-    ) -> Result<Reply, Refusal> {
-        let ttl = self.owned(lease, owner)?;
-        self.once(&Scope::Lease(lease), request, command, |model| {
-            let held = model.grants.iter().find(|grant| grant.lock == *lock && grant.lease == lease);
-            if let Some(grant) = held {
-                model.answered.push((grant.token, request.clone()));
-                return Ok(Reply::Granted { token: grant.token, lease, ttl, revision: grant.revision });
+    fn acquire(&mut self, command: &Command) -> Result<Reply, Refusal> {
+        let Command::Acquire { lock, owner, with, mode, scope, value, wait, request, .. } = command else {
+            panic!("not an acquire: {command:?}");
+        };
+        let (within, lease) = match *with {
+            AcquireWith::NewLease(_) => (Within::Owner(owner.clone()), None),
+            AcquireWith::Lease(lease) => {
+                self.running(lease, owner)?;
+                (Within::Lease(lease), Some(lease))
             }
-            model.free_for(lock)?;
-            Ok(model.grant(lock, lease, revision, since_unix_ms, request, events))
+        };
+        let claim = ModelClaim { lock: lock.clone(), lease, mode: *mode, scope: *scope };
+        self.once(&within, request, command, |model| {
+            let held = model.grants.iter().map(|grant| &grant.claim);
+            let awaited = model.waits.iter().map(|wait| &wait.claim);
+            let mut own = held.chain(awaited).filter(|own| own.lock == *lock && own.lease == lease);
+            if let Some(own) = own.find(|_| lease.is_some()).filter(|own| **own != claim) {
+                let (lock, lease) = (lock.clone(), own.lease.expect("a lease's own"));
+                return Err(Refusal::AlreadyHeld { lock, lease, mode: own.mode, scope: own.scope });
+            }
+            let is_held = lease.is_some() && model.grants.iter().any(|grant| grant.claim == claim);
+            let is_covered = model.grants.iter().any(|grant| grant.claim.is_enough_for(&claim));
+            let is_free = is_held || is_covered || model.is_free(&claim, model.waits.len());
+            if !is_free && !wait {
+                let in_the_way = model.in_the_way(&claim, None, true).expect("somebody is in the way");
+                return Err(Refusal::LockHeld { lock: lock.clone(), in_the_way });
+            }
+            let lease = match *with {
+                AcquireWith::Lease(lease) => lease,
+                AcquireWith::NewLease(ttl) => model.make_lease(owner, ttl, !is_free),
+            };
+            let claim = ModelClaim { lease: Some(lease), ..claim };
+            if is_free {
+                return Ok(model.grant(&claim, value, request));
+            }
+            let ticket = Ticket(model.revision);
+            model.tell_of_wait(ChangeKind::Waiting, &claim);
+            model.waits.push(ModelWait {
+                ticket,
+                claim,
+                value: value.clone(),
+                request: request.clone(),
+                owner: owner.clone(),
+                within: within.clone(),
+                command: as_retried(command),
+            });
+            Ok(Reply::Waiting { ticket })
         })
     }
 
-    fn release(&mut self, command: &Command, events: &mut Vec<Event>) -> Result<Reply, Refusal> {
-        let Command::Release { lock, grant: meant, token, request } = command else {
+    fn release(&mut self, command: &Command) -> Result<Reply, Refusal> {
+        let Command::Release { lock, grant: meant, token, request, .. } = command else {
             panic!("not a release: {command:?}");
         };
-        let (acquire_request, lease, owner) = match meant {
-            GrantRef::Lease(lease) => (None, Some(*lease), None),
-            GrantRef::Request(acquire, Requester::Lease(lease)) => (Some(acquire), Some(*lease), None),
-            GrantRef::Request(acquire, Requester::Owner(owner)) => (Some(acquire), None, Some(owner)),
-        };
-        if let Some(lease) = lease
-            && let Some(answer) = self.before(&Scope::Lease(lease), request, command)
+        if let GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) = meant
+            && let Some(answer) = self.before(&Within::Lease(*lease), request, command)
         {
             return answer;
         }
-        let Some(grant) = self.grants.iter().find(|grant| grant.lock == *lock).cloned() else {
-            return Err(Refusal::LockNotFound { lock: lock.clone() });
-        };
-        let answered =
-            |acquire: &RequestId| self.answered.iter().any(|known| *known == (grant.token, acquire.clone()));
-        // An owner names what made its own lease; the ids of acquires on a lease are the lease's own.
-        let made_for = |owner: &OwnerId| {
-            self.done.iter().any(|done| {
-                done.scope == Scope::Owner(owner.clone())
-                    && Some(&done.request) == acquire_request
-                    && matches!(done.reply, Reply::Granted { token, .. } if token == grant.token)
-            })
-        };
-        if lease.is_some_and(|lease| lease != grant.lease)
-            || owner.is_some_and(|owner| !made_for(owner))
-            || acquire_request.is_some_and(|acquire| !answered(acquire))
-        {
-            return Err(Refusal::NotOwner { what: String::new() });
-        }
-        self.once(&Scope::Lease(grant.lease), request, command, |model| {
-            match token {
-                Some(given) if *given != grant.token => {
-                    return Err(Refusal::StaleToken {
-                        lock: lock.clone(),
-                        given: *given,
-                        current: grant.token,
-                    });
+        let waiting = self.waits.iter().find(|wait| {
+            wait.claim.lock == *lock
+                && match meant {
+                    GrantRef::Lease(_) => false,
+                    GrantRef::Request(acquire, Requester::Lease(lease)) => {
+                        wait.request == *acquire && wait.lease() == *lease
+                    }
+                    GrantRef::Request(acquire, Requester::Owner(owner)) => {
+                        wait.request == *acquire && wait.within == Within::Owner(owner.clone())
+                    }
                 }
-                _ => {}
+        });
+        if let Some(wait) = waiting.filter(|_| token.is_none()).cloned() {
+            self.end_wait(wait.ticket, WaitEnd::GivenUp { lock: lock.clone() });
+            if !wait.makes_lease() {
+                return self.once(&wait.within, request, command, |_| Ok(Reply::Released));
             }
-            model.grants.retain(|other| other.lock != *lock);
-            events.push(Event::Freed { lock: lock.clone(), token: grant.token, cause: Cause::Released });
+            return Ok(Reply::Released);
+        }
+        let grant = self.grant_that(lock, |model, grant| match meant {
+            GrantRef::Lease(lease) => grant.claim.lease == Some(*lease),
+            GrantRef::Request(acquire, Requester::Lease(lease)) => {
+                grant.claim.lease == Some(*lease) && model.answered.contains(&(grant.token, acquire.clone()))
+            }
+            // An owner names what made its own lease; the ids of acquires on a lease are the lease's own.
+            GrantRef::Request(acquire, Requester::Owner(owner)) => model.done.iter().any(|done| {
+                done.within == Within::Owner(owner.clone())
+                    && done.request == *acquire
+                    && matches!(done.reply, Reply::Granted { token, .. } if token == grant.token)
+            }),
+        })?;
+        let lease = grant.claim.lease.expect("whoever holds has a lease");
+        self.once(&Within::Lease(lease), request, command, |model| {
+            check_token(&grant, *token)?;
+            model.grants.retain(|other| other.token != grant.token);
+            model.tell_of_grant(ChangeKind::Freed(Cause::Released), &grant);
             Ok(Reply::Released)
         })
     }
 
-    fn owned(&self, lease: LeaseId, owner: &OwnerId) -> Result<Ttl, Refusal> {
-        match self.leases.iter().find(|(id, ..)| *id == lease) {
-            None => Err(Refusal::LeaseNotFound { lease }),
-            Some((_, other, _)) if other != owner => Err(Refusal::NotOwner { what: String::new() }),
-            Some((.., ttl)) => Ok(*ttl),
-        }
-    }
-
-    fn free_for(&self, lock: &LockName) -> Result<(), Refusal> {
-        let Some(grant) = self.grants.iter().find(|grant| grant.lock == *lock) else {
-            return Ok(());
+    fn set_value(&mut self, command: &Command) -> Result<Reply, Refusal> {
+        let Command::SetValue { lock, owner, lease, token, value, request } = command else {
+            panic!("not a set value: {command:?}");
         };
-        let (_, owner, _) =
-            self.leases.iter().find(|(id, ..)| *id == grant.lease).expect("the model's holders have leases");
-        let holder = Holder {
-            owner: owner.clone(),
-            lease: grant.lease,
-            token: grant.token,
-            since_unix_ms: grant.since_unix_ms,
-        };
-        Err(Refusal::LockHeld { lock: lock.clone(), holder })
+        self.running(*lease, owner)?;
+        self.once(&Within::Lease(*lease), request, command, |model| {
+            let grant = model.grant_that(lock, |_, grant| grant.claim.lease == Some(*lease))?;
+            check_token(&grant, *token)?;
+            model.show(grant.token, value);
+            Ok(Reply::ValueSet { revision: model.revision })
+        })
     }
 
-    fn make_lease(&mut self, owner: &OwnerId, ttl: Ttl, events: &mut Vec<Event>) -> LeaseId {
-        self.last_lease += 1;
-        let lease = LeaseId(self.last_lease);
-        self.leases.push((lease, owner.clone(), ttl));
-        events.push(Event::LeaseCreated { lease, ttl });
-        lease
-    }
-
-    fn grant(
-        &mut self,
+    /// The one grant of the lock that is meant.
+    fn grant_that(
+        &self,
         lock: &LockName,
-        lease: LeaseId,
-        revision: u64,
-        since_unix_ms: u64,
-        request: &RequestId,
-        events: &mut Vec<Event>,
-    ) -> Reply {
-        self.last_token += 1;
-        let token = Token(self.last_token);
-        let (.., ttl) = self.leases.iter().find(|(id, ..)| *id == lease).expect("the lease was checked");
-        let (lock, request) = (lock.clone(), request.clone());
-        self.answered.push((token, request.clone()));
-        self.grants.push(ModelGrant { lock: lock.clone(), lease, token, revision, since_unix_ms, request });
-        events.push(Event::Acquired { lock, lease, token });
-        Reply::Granted { token, lease, ttl: *ttl, revision }
+        is_meant: impl Fn(&Self, &ModelGrant) -> bool,
+    ) -> Result<ModelGrant, Refusal> {
+        let held: Vec<_> = self.grants.iter().filter(|grant| grant.claim.lock == *lock).collect();
+        match held.iter().find(|grant| is_meant(self, grant)) {
+            Some(grant) => Ok((*grant).clone()),
+            None if held.is_empty() => Err(Refusal::LockNotFound { lock: lock.clone() }),
+            None => Err(Refusal::NotOwner { what: String::new() }),
+        }
     }
 
-    fn end(&mut self, lease: LeaseId, cause: Cause, events: &mut Vec<Event>) -> u64 {
-        let mut freed: Vec<_> = self.grants.iter().filter(|grant| grant.lease == lease).cloned().collect();
-        freed.sort_by(|a, b| a.lock.cmp(&b.lock));
-        for grant in &freed {
-            events.push(Event::Freed { lock: grant.lock.clone(), token: grant.token, cause });
+    fn owned(&self, lease: LeaseId, owner: &OwnerId) -> Result<&ModelLease, Refusal> {
+        match self.leases.iter().find(|known| known.id == lease) {
+            None => Err(Refusal::LeaseNotFound { lease }),
+            Some(known) if known.owner != *owner => Err(Refusal::NotOwner { what: String::new() }),
+            Some(known) => Ok(known),
         }
-        events.push(Event::LeaseEnded { lease });
-        self.grants.retain(|grant| grant.lease != lease);
-        self.leases.retain(|(id, ..)| *id != lease);
-        self.done.retain(|done| done.scope != Scope::Lease(lease));
+    }
+
+    /// R7: a lease that waits to begin cannot be used.
+    fn running(&self, lease: LeaseId, owner: &OwnerId) -> Result<(), Refusal> {
+        match self.owned(lease, owner)?.is_waiting {
+            true => Err(Refusal::LeaseNotFound { lease }),
+            false => Ok(()),
+        }
+    }
+
+    /// Who holds what a claim waits for: whoever conflicts with it, or with a waiter before it that
+    /// conflicts with it, and so on. There is somebody, unless the entry itself ended waits already.
+    fn in_the_way(&mut self, claim: &ModelClaim, ticket: Option<Ticket>, must_be: bool) -> Option<InTheWay> {
+        let mut claims = vec![(claim.clone(), ticket.unwrap_or(Ticket(u64::MAX)))];
+        let mut seen = BTreeSet::new();
+        let mut right = Vec::new();
+        while let Some((claim, before)) = claims.pop() {
+            for grant in self.grants.iter().filter(|grant| grant.claim.conflicts_with(&claim)) {
+                right.push(grant.clone());
+            }
+            for wait in self.waits.iter().filter(|wait| wait.ticket < before) {
+                if wait.claim.conflicts_with(&claim) && seen.insert(wait.ticket) {
+                    claims.push((wait.claim.clone(), wait.ticket));
+                }
+            }
+        }
+        // Of those who wait, whoever is told is not counted.
+        let others = self.waits.iter().filter(|wait| Some(wait.ticket) != ticket);
+        let waiters = others.filter(|wait| wait.claim.lock == claim.lock).count();
+        let right: Vec<_> = right
+            .iter()
+            .map(|grant| InTheWay { held: grant.claim.lock.clone(), holder: self.holder(grant), waiters })
+            .collect();
+        match self.told.pop_front() {
+            Some(None) if !must_be => None,
+            Some(Some(told)) if right.contains(&told) => Some(told),
+            _ => right.first().cloned(),
+        }
+    }
+
+    fn holder(&self, grant: &ModelGrant) -> Holder {
+        let lease = grant.claim.lease.expect("whoever holds has a lease");
+        let known = self.leases.iter().find(|known| known.id == lease).expect("holders have leases");
+        Holder {
+            owner: known.owner.clone(),
+            lease,
+            token: grant.token,
+            mode: grant.claim.mode,
+            scope: grant.claim.scope,
+            value: grant.value.clone(),
+            since_unix_ms: grant.since_unix_ms,
+        }
+    }
+
+    fn make_lease(&mut self, owner: &OwnerId, ttl: Ttl, is_waiting: bool) -> LeaseId {
+        self.last_lease += 1;
+        let id = LeaseId(self.last_lease);
+        self.leases.push(ModelLease { id, owner: owner.clone(), ttl, is_waiting });
+        if !is_waiting {
+            self.events.push(Event::LeaseStarted { lease: id, ttl });
+        }
+        id
+    }
+
+    /// A new grant, or the one that the lease has.
+    fn grant(&mut self, claim: &ModelClaim, value: &Value, request: &RequestId) -> Reply {
+        let lease = claim.lease.expect("a grant hangs on a lease");
+        let ttl = self.leases.iter().find(|known| known.id == lease).expect("the lease was checked").ttl;
+        if let Some(held) = self.grants.iter().find(|grant| grant.claim == *claim).cloned() {
+            self.answered.push((held.token, request.clone()));
+            if !value.is_empty() {
+                self.show(held.token, value);
+            }
+            return Reply::Granted { token: held.token, lease, ttl, revision: held.revision };
+        }
+        self.last_token += 1;
+        let grant = ModelGrant {
+            claim: claim.clone(),
+            token: Token(self.last_token),
+            value: value.clone(),
+            revision: self.revision,
+            since_unix_ms: self.since_unix_ms,
+            request: request.clone(),
+        };
+        self.answered.push((grant.token, request.clone()));
+        self.tell_of_grant(ChangeKind::Acquired, &grant);
+        let reply = Reply::Granted { token: grant.token, lease, ttl, revision: grant.revision };
+        self.grants.push(grant);
+        reply
+    }
+
+    fn show(&mut self, token: Token, value: &Value) {
+        let grant = self.grants.iter_mut().find(|grant| grant.token == token).expect("it is held");
+        if grant.value != *value {
+            grant.value = value.clone();
+            let grant = grant.clone();
+            self.tell_of_grant(ChangeKind::ValueSet, &grant);
+        }
+    }
+
+    fn end_wait(&mut self, ticket: Ticket, end: WaitEnd) {
+        let at = self.waits.iter().position(|wait| wait.ticket == ticket).expect("it waits");
+        let wait = self.waits.remove(at);
+        self.tell_of_wait(ChangeKind::Cancelled, &wait.claim);
+        if wait.makes_lease() {
+            let lease = wait.lease();
+            self.leases.retain(|known| known.id != lease);
+            self.events.push(Event::LeaseEnded { lease });
+        }
+        self.events.push(Event::WaitEnded { ticket, end });
+    }
+
+    /// Its locks by name, then its waits by name and place, then the lease itself.
+    fn end_lease(&mut self, lease: LeaseId, cause: Cause) -> u64 {
+        let (mut freed, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.grants).into_iter().partition(|grant| grant.claim.lease == Some(lease));
+        self.grants = kept;
+        freed.sort_by(|a, b| a.claim.lock.cmp(&b.claim.lock));
+        for grant in &freed {
+            self.tell_of_grant(ChangeKind::Freed(cause), grant);
+        }
+        let mut waits: Vec<_> = self.waits.iter().filter(|wait| wait.lease() == lease).cloned().collect();
+        waits.sort_by(|a, b| (&a.claim.lock, a.ticket).cmp(&(&b.claim.lock, b.ticket)));
+        for wait in &waits {
+            self.end_wait(wait.ticket, WaitEnd::LeaseGone { lease });
+        }
+        if !waits.iter().any(ModelWait::makes_lease) {
+            self.leases.retain(|known| known.id != lease);
+            self.events.push(Event::LeaseEnded { lease });
+        }
+        self.done.retain(|done| done.within != Within::Lease(lease));
         freed.len() as u64
+    }
+
+    fn tell_of_grant(&mut self, kind: ChangeKind, grant: &ModelGrant) {
+        let Holder { owner, lease, token, mode, scope, value, since_unix_ms } = self.holder(grant);
+        let value = if matches!(kind, ChangeKind::Freed(_)) { Value::default() } else { value };
+        let (lock, token) = (grant.claim.lock.clone(), Some(token));
+        self.events.push(Event::Changed(Change {
+            kind,
+            lock,
+            owner,
+            lease,
+            token,
+            mode,
+            scope,
+            value,
+            since_unix_ms,
+        }));
+    }
+
+    fn tell_of_wait(&mut self, kind: ChangeKind, claim: &ModelClaim) {
+        let lease = claim.lease.expect("whoever waits has a lease");
+        let known = self.leases.iter().find(|known| known.id == lease).expect("waiters have leases");
+        self.events.push(Event::Changed(Change {
+            kind,
+            lock: claim.lock.clone(),
+            owner: known.owner.clone(),
+            lease,
+            token: None,
+            mode: claim.mode,
+            scope: claim.scope,
+            value: Value::default(),
+            since_unix_ms: 0,
+        }));
     }
 
     fn add_member(&mut self, node: &NodeInfo) -> Result<Reply, Refusal> {
@@ -282,5 +565,14 @@ impl Model {
         self.last_member += 1;
         self.members.push((MemberId(self.last_member), node.clone()));
         Ok(Reply::MemberAdded { member: MemberId(self.last_member) })
+    }
+}
+
+fn check_token(grant: &ModelGrant, token: Option<Token>) -> Result<(), Refusal> {
+    match token {
+        Some(given) if given != grant.token => {
+            Err(Refusal::StaleToken { lock: grant.claim.lock.clone(), given, current: grant.token })
+        }
+        _ => Ok(()),
     }
 }

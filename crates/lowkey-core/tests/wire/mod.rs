@@ -23,6 +23,8 @@ pub(crate) struct StateWire {
     pub(crate) members: Vec<MemberWire>,
     #[prost(message, repeated, tag = "10")]
     pub(crate) lease_requests: Vec<RequestWire>,
+    #[prost(message, repeated, tag = "11")]
+    pub(crate) waits: Vec<WaitWire>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -35,6 +37,8 @@ pub(crate) struct LeaseWire {
     pub(crate) ttl_seconds: i64,
     #[prost(message, repeated, tag = "4")]
     pub(crate) requests: Vec<RequestWire>,
+    #[prost(bool, tag = "5")]
+    pub(crate) is_waiting: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -51,6 +55,34 @@ pub(crate) struct LockWire {
     pub(crate) since_unix_ms: u64,
     #[prost(string, tag = "6")]
     pub(crate) request: String,
+    #[prost(uint32, tag = "7")]
+    pub(crate) mode: u32,
+    #[prost(uint32, tag = "8")]
+    pub(crate) scope: u32,
+    #[prost(string, tag = "9")]
+    pub(crate) value: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct WaitWire {
+    #[prost(uint64, tag = "1")]
+    pub(crate) ticket: u64,
+    #[prost(string, tag = "2")]
+    pub(crate) lock: String,
+    #[prost(uint64, tag = "3")]
+    pub(crate) lease: u64,
+    #[prost(uint32, tag = "4")]
+    pub(crate) mode: u32,
+    #[prost(uint32, tag = "5")]
+    pub(crate) scope: u32,
+    #[prost(string, tag = "6")]
+    pub(crate) value: String,
+    #[prost(string, tag = "7")]
+    pub(crate) request: String,
+    #[prost(fixed64, tag = "8")]
+    pub(crate) fingerprint: u64,
+    #[prost(bool, tag = "9")]
+    pub(crate) makes_lease: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -77,7 +109,7 @@ pub(crate) struct NodeWire {
     pub(crate) command_version: u32,
 }
 
-/// A remembered request. Of the last four fields, the replies, one is set.
+/// A remembered request. Of the last five fields, the replies, one is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct RequestWire {
     #[prost(string, tag = "1")]
@@ -94,6 +126,8 @@ pub(crate) struct RequestWire {
     pub(crate) granted: Option<GrantedWire>,
     #[prost(bool, optional, tag = "7")]
     pub(crate) released: Option<bool>,
+    #[prost(uint64, optional, tag = "8")]
+    pub(crate) value_set: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

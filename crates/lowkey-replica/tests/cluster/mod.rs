@@ -4,6 +4,7 @@
 //! the same index, and messages travel as bytes, through the same encoding as on a real network.
 
 mod disk;
+mod requests;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,6 +18,7 @@ use lowkey_replica::{
 };
 
 pub(crate) use disk::Disk;
+pub(crate) use requests::Words;
 pub(crate) use words::message_words;
 
 pub(crate) type Done = Result<(), Box<dyn Error>>;
@@ -58,13 +60,18 @@ pub(crate) struct Settings {
     /// Snapshots stay unwritten until a script says so.
     pub(crate) hold_snapshots: bool,
     pub(crate) show_messages: bool,
+    pub(crate) show_changes: bool,
     pub(crate) show_disk: bool,
 }
 
 struct Call {
     node: u64,
     words: String,
+    /// What a script calls it.
+    name: Option<String>,
     answered: bool,
+    /// Nobody is there any more to hear the answer.
+    gone: bool,
 }
 
 struct Node {
@@ -121,6 +128,7 @@ impl Cluster {
                 seed: 1,
                 hold_snapshots: false,
                 show_messages: false,
+                show_changes: false,
                 show_disk: false,
             },
             log: String::new(),
@@ -189,7 +197,7 @@ impl Cluster {
         let lost: Vec<String> = self
             .calls
             .values_mut()
-            .filter(|call| call.node == id && !call.answered)
+            .filter(|call| call.node == id && !call.answered && !call.gone)
             .map(|call| {
                 call.answered = true;
                 call.words.clone()
@@ -208,11 +216,21 @@ impl Cluster {
         Ok(())
     }
 
-    pub(crate) fn call(&mut self, id: u64, words: String, request: Request) -> Done {
+    pub(crate) fn call(&mut self, id: u64, words: String, name: Option<String>, request: Request) -> Done {
         self.last_call += 1;
         let call = CallId(self.last_call);
-        self.calls.insert(call, Call { node: id, words, answered: false });
+        self.calls.insert(call, Call { node: id, words, name, answered: false, gone: false });
         self.step(id, Input::Request(call, request))
+    }
+
+    /// A caller leaves; the node that it asked is told, and named.
+    pub(crate) fn gone(&mut self, name: &str) -> Result<u64, Box<dyn Error>> {
+        let mut calls = self.calls.iter_mut().filter(|(_, call)| call.name.as_deref() == Some(name));
+        let (call_id, call) = calls.next_back().ok_or_else(|| format!("there is no call {name}"))?;
+        call.gone = true;
+        let (call_id, node) = (*call_id, call.node);
+        self.step(node, Input::CallerGone(call_id))?;
+        Ok(node)
     }
 
     /// Takes turns until there is nothing to do.
@@ -261,8 +279,19 @@ impl Cluster {
             assert_eq!(call.node, id, "call {call_id:?} is answered by another node");
             assert!(!call.answered, "call {call_id:?} is answered twice");
             call.answered = true;
-            let line = format!("n{id} {} → {}", call.words, words::answer_words(&answer));
+            let to_nobody = if call.gone { ", to nobody" } else { "" };
+            let line = format!("n{id} {} → {}{to_nobody}", call.words, words::answer_words(&answer));
             self.tell(line);
+        }
+        if self.settings.show_changes {
+            if let Some(index) = output.history_lost {
+                self.tell(format!("n{id} watch: what happened up to {index} is lost"));
+            }
+            for (revision, changes) in &output.changes {
+                for change in changes {
+                    self.tell(format!("n{id} watch {revision}: {}", words::change_words(change)));
+                }
+            }
         }
         if let Some(snapshot) = output.snapshot {
             self.tell(format!("n{id} takes a snapshot of {}", snapshot.index));
@@ -458,8 +487,12 @@ impl Cluster {
                 None => format!("n{id} is down"),
                 Some(replica) => {
                     let status = replica.status();
+                    let waiters = match status.waiters {
+                        0 => String::new(),
+                        count => format!(", waiters {count}"),
+                    };
                     format!(
-                        "n{id} {}, applied {}, committed {}, voters {}, leases {}, locks {}, last token {}",
+                        "n{id} {}, applied {}, committed {}, voters {}, leases {}, locks {}{waiters}, last token {}",
                         words::standing_words(&status),
                         status.applied,
                         status.committed,
@@ -492,7 +525,7 @@ impl Cluster {
         let lines: Vec<String> = self
             .calls
             .values()
-            .filter(|call| !call.answered)
+            .filter(|call| !call.answered && !call.gone)
             .map(|call| format!("n{} {} waits", call.node, call.words))
             .collect();
         if lines.is_empty() {

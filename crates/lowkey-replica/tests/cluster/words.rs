@@ -1,6 +1,8 @@
 //! How messages and answers read in a script.
 
-use lowkey_core::{Command, Refusal, Reply};
+use lowkey_core::{
+    Cause, Change, ChangeKind, Command, Holder, InTheWay, LockView, Mode, Refusal, Reply, Scope, Value,
+};
 use lowkey_replica::{Failure, Message, MessageType, Response, Role, Status};
 
 /// `n1→n2 Append term 2, after 5@2: 6@2 expire(1), commit 5`
@@ -52,6 +54,8 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::RevokeLease { lease, .. }) => format!("revoke({lease})"),
         Ok(Command::Acquire { lock, owner, .. }) => format!("acquire({lock} {owner})"),
         Ok(Command::Release { lock, .. }) => format!("release({lock})"),
+        Ok(Command::SetValue { lock, .. }) => format!("set_value({lock})"),
+        Ok(Command::CancelWait { tickets, .. }) => format!("cancel_wait({tickets:?})"),
         Ok(Command::Expire { leases, .. }) => format!("expire({leases:?})"),
         Ok(Command::AddMember { node }) => format!("add_member({})", node.name),
         Err(_) => "members".to_owned(),
@@ -62,14 +66,33 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
     match answer {
         Ok(Response::Applied(reply)) => reply_words(reply),
         Ok(Response::Renewed { ttl }) => format!("renewed, ttl {} s", ttl.seconds()),
-        Ok(Response::Lock { holder: None, revision }) => format!("free as of {revision}"),
-        Ok(Response::Lock { holder: Some(holder), revision }) => format!(
-            "held by {} with lease {}, token {}, as of {revision}",
-            holder.owner, holder.lease, holder.token
-        ),
+        Ok(Response::GrantedAfter { reply, waited_ms }) => {
+            format!("{}, waited {waited_ms} ms", reply_words(reply))
+        }
+        Ok(Response::Lock { lock, revision }) => format!("{}as of {revision}", lock_words(lock)),
+        Ok(Response::Locks { locks, more, revision }) => {
+            let locks = locks.iter().map(|lock| format!("{}: {}", lock.lock, lock_words(lock)));
+            let more = if *more { "and more, " } else { "" };
+            format!("{}{more}as of {revision}", locks.collect::<String>())
+        }
+        Ok(Response::Token { current: Some(holder), revision, .. }) => {
+            format!("current, {} as of {revision}", holder_words(holder))
+        }
+        Ok(Response::Token { current: None, other, revision }) => {
+            let other = other.as_ref().map(|holder| holder_words(holder) + " ").unwrap_or_default();
+            format!("not current, {other}as of {revision}")
+        }
+        Ok(Response::Revision(revision)) => format!("revision {revision}"),
         Err(Failure::Refused(refusal)) => format!("refused: {}", refusal_words(refusal)),
         Err(Failure::NotLeader { leader: None }) => "NOT_LEADER, leader unknown".to_owned(),
         Err(Failure::NotLeader { leader: Some(leader) }) => format!("NOT_LEADER, n{leader} is"),
+        Err(Failure::Interrupted { leader: None }) => "INTERRUPTED, leader unknown".to_owned(),
+        Err(Failure::Interrupted { leader: Some(leader) }) => format!("INTERRUPTED, n{leader} leads"),
+        Err(Failure::WaitTimeout { lock, in_the_way }) => {
+            let in_the_way = in_the_way.as_ref().map(|way| ", ".to_owned() + &in_the_way_words(way));
+            format!("WAIT_TIMEOUT {lock}{}", in_the_way.unwrap_or_default())
+        }
+        Err(Failure::WaitGivenUp { lock }) => format!("WAIT_GIVEN_UP {lock}"),
         Err(Failure::OutcomeUnknown) => "OUTCOME_UNKNOWN".to_owned(),
         Err(Failure::Busy) => "BUSY".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
@@ -85,7 +108,10 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Granted { token, lease, revision, .. } => {
             format!("granted: token {token}, lease {lease}, since {revision}")
         }
+        Reply::Waiting { ticket } => format!("waiting in place {ticket}"),
         Reply::Released => "released".to_owned(),
+        Reply::ValueSet { revision } => format!("value set at {revision}"),
+        Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
     }
@@ -95,9 +121,11 @@ fn refusal_words(refusal: &Refusal) -> String {
     match refusal {
         Refusal::LeaseNotFound { lease } => format!("LEASE_NOT_FOUND {lease}"),
         Refusal::LockNotFound { lock } => format!("LOCK_NOT_FOUND {lock}"),
-        Refusal::LockHeld { holder, .. } => {
-            format!("LOCK_HELD by {} with lease {}, token {}", holder.owner, holder.lease, holder.token)
+        Refusal::LockHeld { in_the_way, .. } => format!("LOCK_HELD {}", in_the_way_words(in_the_way)),
+        Refusal::AlreadyHeld { lease, mode, scope, .. } => {
+            format!("ALREADY_HELD lease {lease}{}", claim_words(*mode, *scope))
         }
+        Refusal::TooManyWaiters { lock } => format!("TOO_MANY_WAITERS {lock}"),
         Refusal::NotOwner { .. } => "NOT_OWNER".to_owned(),
         Refusal::StaleToken { given, current, .. } => {
             format!("STALE_TOKEN given {given}, current {current}")
@@ -106,6 +134,71 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
         Refusal::NodeNameTaken { name, .. } => format!("NODE_NAME_TAKEN {name}"),
     }
+}
+
+/// `by alice with lease 1, token 1`, and whatever else is out of the ordinary.
+fn in_the_way_words(in_the_way: &InTheWay) -> String {
+    let InTheWay { holder, waiters, .. } = in_the_way;
+    let held = grant_words(holder);
+    if *waiters > 0 { format!("{held}, waiters {waiters}") } else { held }
+}
+
+fn holder_words(holder: &Holder) -> String {
+    format!("held {},", grant_words(holder))
+}
+
+fn grant_words(holder: &Holder) -> String {
+    let Holder { owner, lease, token, mode, scope, value, .. } = holder;
+    format!(
+        "by {owner} with lease {lease}, token {token}{}{}",
+        claim_words(*mode, *scope),
+        value_words(value)
+    )
+}
+
+/// Nothing for an exclusive claim on a name.
+fn claim_words(mode: Mode, scope: Scope) -> &'static str {
+    match (mode, scope) {
+        (Mode::Exclusive, Scope::Name) => "",
+        (Mode::Shared, Scope::Name) => ", shared",
+        (Mode::Exclusive, Scope::Subtree) => ", subtree",
+        (Mode::Shared, Scope::Subtree) => ", shared, subtree",
+    }
+}
+
+fn value_words(value: &Value) -> String {
+    if value.is_empty() { String::new() } else { format!(", value {}", value.as_str()) }
+}
+
+fn lock_words(lock: &LockView) -> String {
+    let holders = lock.holders.iter().map(|holder| holder_words(holder) + " ");
+    let waiters = lock.waiters.iter().map(|waiter| {
+        let claim = claim_words(waiter.mode, waiter.scope);
+        format!("{} waits with lease {}{claim}, ", waiter.owner, waiter.lease)
+    });
+    let free = match (lock.holder_count, lock.waiter_count) {
+        (0, 0) => "free ",
+        (0, _) => "free, ",
+        _ => "",
+    };
+    [free.to_owned()].into_iter().chain(holders).chain(waiters).collect()
+}
+
+/// `a acquired by bob with lease 2, token 2`
+pub(crate) fn change_words(change: &Change) -> String {
+    let Change { kind, lock, owner, lease, token, mode, scope, value, .. } = change;
+    let what = match kind {
+        ChangeKind::Acquired => "acquired by",
+        ChangeKind::Freed(Cause::Released) => "released by",
+        ChangeKind::Freed(Cause::Revoked) => "revoked from",
+        ChangeKind::Freed(Cause::Expired) => "expired from",
+        ChangeKind::Waiting => "awaited by",
+        ChangeKind::Cancelled => "no longer awaited by",
+        ChangeKind::ValueSet => "value set by",
+    };
+    let token = token.map(|token| format!(", token {token}")).unwrap_or_default();
+    let claim = claim_words(*mode, *scope);
+    format!("{lock} {what} {owner} with lease {lease}{token}{claim}{}", value_words(value))
 }
 
 /// `leads term 2, serving` or `follows n1 in term 2`.

@@ -14,13 +14,15 @@
 //! - No request is read beyond [`lowkey_core::limits::REQUEST_BYTES_MAX`], and none waits for its
 //!   bytes for ever.
 //! - A request that panics is answered with INTERNAL and harms no other.
+//! - Nothing here ends a call or a stream that waits. When its client goes away it is dropped, which
+//!   is how the node behind learns of it.
 
 pub mod grpc;
 pub mod http;
+mod node;
 pub mod serve;
 
 use std::any::Any;
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -29,76 +31,17 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::FutureExt;
-use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CreateLeaseRequest,
-    CreateLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, ReleaseLockRequest,
-    ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse,
-};
 use lowkey_api::{ApiError, Reason};
 use tokio::sync::watch;
+
+pub use node::{EventStream, Events, Node};
 
 /// The header, or gRPC metadata key, with the id of the cluster that answers.
 pub const CLUSTER_HEADER: HeaderName = HeaderName::from_static("lowkey-cluster");
 
-/// What the edge asks of the node behind it.
-///
-/// A call whose client goes away is dropped where it waits: what must happen nevertheless must not
-/// depend on being polled.
-pub trait Node: Send + Sync + 'static {
-    /// Makes a lease.
-    fn create_lease(
-        &self,
-        request: CreateLeaseRequest,
-    ) -> impl Future<Output = Result<CreateLeaseResponse, ApiError>> + Send;
-
-    /// Starts a lease's time to live anew.
-    fn renew_lease(
-        &self,
-        request: RenewLeaseRequest,
-    ) -> impl Future<Output = Result<RenewLeaseResponse, ApiError>> + Send;
-
-    /// Ends a lease and all that hangs on it.
-    fn revoke_lease(
-        &self,
-        request: RevokeLeaseRequest,
-    ) -> impl Future<Output = Result<RevokeLeaseResponse, ApiError>> + Send;
-
-    /// Takes a lock.
-    fn acquire_lock(
-        &self,
-        request: AcquireLockRequest,
-    ) -> impl Future<Output = Result<AcquireLockResponse, ApiError>> + Send;
-
-    /// Gives a lock back.
-    fn release_lock(
-        &self,
-        request: ReleaseLockRequest,
-    ) -> impl Future<Output = Result<ReleaseLockResponse, ApiError>> + Send;
-
-    /// Tells who holds a lock.
-    fn get_lock(
-        &self,
-        request: GetLockRequest,
-    ) -> impl Future<Output = Result<GetLockResponse, ApiError>> + Send;
-
-    /// Registers a node.
-    fn add_peer(
-        &self,
-        request: AddPeerRequest,
-    ) -> impl Future<Output = Result<AddPeerResponse, ApiError>> + Send;
-
-    /// How this node sees the cluster. Never blocks.
-    fn get_status(&self) -> GetStatusResponse;
-
-    /// Whether the node can serve requests, or why not. Never blocks.
-    fn ready(&self) -> Result<(), String>;
-
-    /// The cluster's id, once the node is in one.
-    fn cluster_id(&self) -> Option<String>;
-
-    /// Becomes true when the node has been told to stop.
-    fn stopping(&self) -> watch::Receiver<bool>;
-}
+/// The header, or gRPC metadata key, of an answer that is a stream: up to which revision the stream
+/// was complete when it began.
+pub const REVISION_HEADER: &str = "lowkey-revision";
 
 /// Resolves when `stopping` says so, or when nobody is left who could.
 pub(crate) async fn stopped(mut stopping: watch::Receiver<bool>) {

@@ -3,7 +3,9 @@
 //! - Nothing a client does ends the loop. Errors of accepting (too many open files, say) are logged
 //!   and waited out.
 //! - No connection stays for ever without a living client behind it: the first bytes and every
-//!   HTTP/1 request head have a deadline, HTTP/2 connections are pinged.
+//!   HTTP/1 request head have a deadline, HTTP/2 connections are pinged, and the kernel probes
+//!   connections of either kind. A call that waits for a day, and a stream that is silent for as long,
+//!   have no deadline of their own.
 //! - On stop nothing new is accepted, what is under way may end, and what does not is cut off.
 
 use std::io;
@@ -13,6 +15,7 @@ use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -36,7 +39,7 @@ pub struct ServeLimits {
     /// How long a new connection may take to say something, and an HTTP/1 one to send a request's
     /// head. An HTTP/1 connection that is idle for so long is closed.
     pub header_read_timeout: Duration,
-    /// How often a silent HTTP/2 connection is pinged.
+    /// How often a silent connection is pinged: by HTTP/2, and by TCP below either protocol.
     pub keep_alive_interval: Duration,
     /// How long the answer to a ping may take.
     pub keep_alive_timeout: Duration,
@@ -130,6 +133,21 @@ fn connection_builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
     builder
 }
 
+/// Has answers leave at once, and the kernel find out about clients that vanished without a word: an
+/// HTTP/1 client that waits for its answer says nothing, and may be gone.
+fn prepare(stream: &TcpStream, limits: &ServeLimits) -> io::Result<()> {
+    /// Probes that may be lost.
+    const PROBES: u32 = 4;
+    // The kernel counts in whole seconds.
+    let at_least_a_second = |duration: Duration| duration.max(Duration::from_secs(1));
+    stream.set_nodelay(true)?;
+    sockopt::set_tcp_keepidle(stream, at_least_a_second(limits.keep_alive_interval))?;
+    sockopt::set_tcp_keepintvl(stream, at_least_a_second(limits.keep_alive_timeout / PROBES))?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    Ok(())
+}
+
 /// Serves one connection to its end. What goes wrong here is the client's doing, and nobody else's
 /// concern.
 async fn connection(
@@ -140,8 +158,8 @@ async fn connection(
     stop: watch::Receiver<bool>,
 ) {
     let mut stop_signal = Box::pin(stopped(stop));
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    if let Err(error) = prepare(&stream, &limits) {
+        tracing::debug!(%error, "cannot set the options of a connection");
     }
     let beginning = tokio::select! {
         beginning = timeout(limits.header_read_timeout, read_beginning(stream)) => beginning,
@@ -191,4 +209,23 @@ async fn read_beginning(stream: TcpStream) -> io::Result<(Protocol, impl AsyncRe
     };
     let reader = io::Cursor::new(beginning).chain(reader);
     Ok((protocol, tokio::io::join(reader, writer)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_probes_silent_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (stream, _client) = tokio::join!(listener.accept(), client);
+        let (stream, _) = stream.unwrap();
+        for (interval, idle) in [(Duration::from_secs(10), 10), (Duration::from_millis(5), 1)] {
+            prepare(&stream, &ServeLimits { keep_alive_interval: interval, ..ServeLimits::default() })
+                .unwrap();
+            assert!(stream.nodelay().unwrap() && sockopt::socket_keepalive(&stream).unwrap());
+            assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), Duration::from_secs(idle));
+        }
+    }
 }

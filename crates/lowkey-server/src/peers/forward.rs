@@ -15,8 +15,18 @@ use super::link::{Complaints, Wire};
 use super::proto::forward_reply::Outcome;
 use super::proto::{ForwardReply, ForwardRequest};
 
+/// What is passed on.
+pub(crate) enum Forward {
+    /// A request.
+    Request(Forwarded),
+    /// The caller of this request is gone.
+    Abandon(u64),
+}
+
 /// A request on its way, and where its answer goes.
 pub(crate) struct Forwarded {
+    /// Unique among all requests of this process.
+    pub(crate) number: u64,
     pub(crate) operation: u32,
     pub(crate) request: Vec<u8>,
     pub(crate) answer: oneshot::Sender<Result<Outcome, ForwardError>>,
@@ -36,21 +46,25 @@ const OUTGOING_MAX: usize = 1024;
 const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Opens the stream when the first request comes, and anew after it broke.
-pub(super) async fn forward_requests(mut wire: Wire, mut forwards: mpsc::Receiver<Forwarded>) {
+pub(super) async fn forward_requests(mut wire: Wire, mut forwards: mpsc::Receiver<Forward>) {
     let mut complaints = Complaints::default();
     while let Some(first) = forwards.recv().await {
+        // What no stream carries needs not be taken back.
+        let Forward::Request(first) = first else { continue };
         let (sender, receiver) = mpsc::channel::<ForwardRequest>(OUTGOING_MAX);
         let call = wire.hello.sign(wire.to, ReceiverStream::new(receiver));
         match wire.client.forward(call).await {
             Ok(response) => {
-                let mut stream = Stream { to: wire.to, sender, waiting: HashMap::new(), last: 0 };
+                let mut stream = Stream { to: wire.to, sender, waiting: HashMap::new() };
                 stream.run(first, &mut forwards, response.into_inner(), &mut complaints).await;
             }
             Err(status) => {
                 complaints.about(wire.to, "requests", Some(status));
                 refuse(first);
                 while let Ok(waiting) = forwards.try_recv() {
-                    refuse(waiting);
+                    if let Forward::Request(waiting) = waiting {
+                        refuse(waiting);
+                    }
                 }
                 sleep(RETRY_PAUSE).await;
             }
@@ -68,7 +82,6 @@ struct Stream {
     to: MemberId,
     sender: mpsc::Sender<ForwardRequest>,
     waiting: HashMap<u64, oneshot::Sender<Result<Outcome, ForwardError>>>,
-    last: u64,
 }
 
 impl Stream {
@@ -76,7 +89,7 @@ impl Stream {
     async fn run(
         &mut self,
         first: Forwarded,
-        forwards: &mut mpsc::Receiver<Forwarded>,
+        forwards: &mut mpsc::Receiver<Forward>,
         mut replies: tonic::Streaming<ForwardReply>,
         complaints: &mut Complaints,
     ) {
@@ -92,7 +105,8 @@ impl Stream {
                     None => break,
                 },
                 forwarded = forwards.recv() => match forwarded {
-                    Some(forwarded) => self.send(forwarded).await,
+                    Some(Forward::Request(forwarded)) => self.send(forwarded).await,
+                    Some(Forward::Abandon(number)) => self.abandon(number).await,
                     None => break,
                 },
             }
@@ -103,14 +117,22 @@ impl Stream {
     }
 
     async fn send(&mut self, forwarded: Forwarded) {
-        let Forwarded { operation, request, answer } = forwarded;
-        self.last += 1;
-        let number = self.last;
+        let Forwarded { number, operation, request, answer } = forwarded;
         self.waiting.insert(number, answer);
-        if self.sender.send(ForwardRequest { number, operation, request }).await.is_err()
+        let message = ForwardRequest { number, operation, request, abandon: false };
+        if self.sender.send(message).await.is_err()
             && let Some(caller) = self.waiting.remove(&number)
         {
             let _ = caller.send(Err(ForwardError::NotSent));
+        }
+    }
+
+    /// The caller has gone: the leader need not keep anything for it.
+    async fn abandon(&mut self, number: u64) {
+        if self.waiting.remove(&number).is_some() {
+            let message = ForwardRequest { number, abandon: true, ..ForwardRequest::default() };
+            // A stream that is gone has told the leader already.
+            let _ = self.sender.send(message).await;
         }
     }
 

@@ -14,7 +14,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
-use super::forward::{Forwarded, forward_requests};
+use super::forward::{Forward, forward_requests};
 use super::proto::peer_client::PeerClient;
 use super::proto::{MessageFrame, SnapshotChunk};
 use super::{FRAMES_MAX, Hello, snapshot_sent, unreachable};
@@ -37,7 +37,7 @@ pub(crate) struct Link {
     pub(super) address: String,
     pub(super) messages: mpsc::Sender<Vec<Vec<u8>>>,
     pub(super) snapshots: mpsc::Sender<Vec<u8>>,
-    pub(super) forwarder: mpsc::Sender<Forwarded>,
+    pub(super) forwarder: mpsc::Sender<Forward>,
     _tasks: JoinSet<()>,
 }
 

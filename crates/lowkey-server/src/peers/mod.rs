@@ -20,7 +20,7 @@ use lowkey_core::MemberId;
 use lowkey_replica::{Message, MessageType, Status, wire};
 use tokio::sync::mpsc;
 
-pub(crate) use forward::{ForwardError, Forwarded};
+pub(crate) use forward::{Forward, ForwardError, Forwarded};
 pub(crate) use hello::Hello;
 use link::Link;
 pub(crate) use server::router;
@@ -50,14 +50,14 @@ pub(crate) struct Links {
 
 /// The forwarding side of all links, shared with the service.
 #[derive(Clone, Default)]
-pub(crate) struct Forwarders(Arc<Mutex<HashMap<MemberId, mpsc::Sender<Forwarded>>>>);
+pub(crate) struct Forwarders(Arc<Mutex<HashMap<MemberId, mpsc::Sender<Forward>>>>);
 
 impl Forwarders {
-    pub(crate) fn get(&self, member: MemberId) -> Option<mpsc::Sender<Forwarded>> {
+    pub(crate) fn get(&self, member: MemberId) -> Option<mpsc::Sender<Forward>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&member).cloned()
     }
 
-    fn set(&self, member: MemberId, forwarder: mpsc::Sender<Forwarded>) {
+    fn set(&self, member: MemberId, forwarder: mpsc::Sender<Forward>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(member, forwarder);
     }
 

@@ -1,10 +1,12 @@
 //! What a node takes in from its peers.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use lowkey_replica::wire;
 use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
@@ -114,24 +116,62 @@ impl Peer for Peers {
     ) -> Result<Response<Self::ForwardStream>, Status> {
         self.let_in(request.metadata())?;
         let (replies, receiver) = mpsc::channel(REPLIES_MAX);
-        let service = Arc::clone(&self.service);
-        let mut requests = request.into_inner();
-        tokio::spawn(async move {
-            let mut parting = service.parting.subscribe();
-            loop {
-                let next = tokio::select! {
-                    next = requests.next() => next,
-                    _ = parting.wait_for(|parting| *parting) => None,
-                };
-                let Some(Ok(ForwardRequest { number, operation, request })) = next else { return };
-                let (service, replies) = (Arc::clone(&service), replies.clone());
-                tokio::spawn(async move {
-                    let outcome = Some(service.answer_forwarded(operation, &request).await);
-                    // If the stream is gone, so is whoever waited.
-                    let _ = replies.send(Ok(ForwardReply { number, outcome })).await;
-                });
-            }
-        });
+        let forwards = Forwards {
+            service: Arc::clone(&self.service),
+            replies,
+            under_way: JoinSet::new(),
+            by_number: HashMap::new(),
+        };
+        tokio::spawn(forwards.run(request.into_inner()));
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// The requests that one peer has passed on and that are under way. They end with the stream: whoever
+/// waited for them is told so by the peer.
+struct Forwards {
+    service: Arc<Service>,
+    replies: mpsc::Sender<Result<ForwardReply, Status>>,
+    /// Each gives its number when it ends.
+    under_way: JoinSet<u64>,
+    by_number: HashMap<u64, AbortHandle>,
+}
+
+impl Forwards {
+    async fn run(mut self, mut requests: Streaming<ForwardRequest>) {
+        let mut parting = self.service.parting.subscribe();
+        loop {
+            let next = tokio::select! {
+                next = requests.next() => next,
+                Some(ended) = self.under_way.join_next() => {
+                    if let Ok(number) = ended {
+                        self.by_number.remove(&number);
+                    }
+                    continue;
+                }
+                _ = parting.wait_for(|parting| *parting) => None,
+            };
+            match next {
+                Some(Ok(request)) if request.abandon => {
+                    if let Some(task) = self.by_number.remove(&request.number) {
+                        task.abort();
+                    }
+                }
+                Some(Ok(request)) => self.begin(request),
+                _ => return,
+            }
+        }
+    }
+
+    fn begin(&mut self, request: ForwardRequest) {
+        let ForwardRequest { number, operation, request, .. } = request;
+        let (service, replies) = (Arc::clone(&self.service), self.replies.clone());
+        let task = self.under_way.spawn(async move {
+            let outcome = Some(service.answer_forwarded(operation, &request).await);
+            // If the stream is gone, so is whoever waited.
+            let _ = replies.send(Ok(ForwardReply { number, outcome })).await;
+            number
+        });
+        self.by_number.insert(number, task);
     }
 }

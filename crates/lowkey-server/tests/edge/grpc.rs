@@ -17,7 +17,8 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
 
-use crate::support::{CLUMSY_OWNER, CLUSTER_ID, EAGER_OWNER, Edge, SLOW_LEASE, soon, until};
+use crate::fake::{CLUMSY_OWNER, CLUSTER_ID, EAGER_OWNER, SLOW_LEASE};
+use crate::support::{Edge, soon, until};
 
 fn lease_of(owner_id: &str) -> CreateLeaseRequest {
     CreateLeaseRequest { owner_id: owner_id.into(), ttl_seconds: 10, request_id: String::new() }
@@ -165,7 +166,7 @@ async fn health_follows_readiness() {
     let mut health = HealthClient::new(edge.channel().await);
     let service = |name: &str| HealthCheckRequest { service: name.into() };
     let mut watch = health.watch(service("")).await.unwrap().into_inner();
-    for name in ["", "lowkey.v1.LockService"] {
+    for name in ["", "lowkey.v1.LockService", "lowkey.v1.ElectionService"] {
         let checked = health.check(service(name)).await.unwrap().into_inner();
         assert_eq!(checked.status(), ServingStatus::Serving, "{name}");
     }
@@ -196,8 +197,9 @@ async fn reflection_lists_the_services() {
         panic!("{answer:?}");
     };
     let names: Vec<&str> = list.service.iter().map(|service| service.name.as_str()).collect();
-    assert!(names.contains(&"lowkey.v1.LockService"), "{names:?}");
-    assert!(names.contains(&"grpc.health.v1.Health"), "{names:?}");
+    for name in ["lowkey.v1.LockService", "lowkey.v1.ElectionService", "grpc.health.v1.Health"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::support::{CLUMSY_OWNER, CLUSTER_ID, EAGER_OWNER, Edge, exchange};
+use crate::fake::{CLUMSY_OWNER, CLUSTER_ID, EAGER_OWNER};
+use crate::support::{Edge, exchange};
 
 const LEASE: &str = r#"{"ownerId":"a","ttlSeconds":10}"#;
 

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
+mod disconnect;
+mod election;
+mod fake;
 mod grpc;
 mod http;
 mod serve;
 mod support;
+mod watch;
 mod wrong_protocol;

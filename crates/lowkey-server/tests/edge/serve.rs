@@ -6,7 +6,8 @@ use lowkey_server::edge::serve::ServeLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Edge, SLOW_LEASE, soon, until};
+use crate::fake::SLOW_LEASE;
+use crate::support::{Edge, soon, until};
 
 /// Reads until the server closes the connection.
 async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {

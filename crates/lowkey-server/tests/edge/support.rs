@@ -1,136 +1,21 @@
-//! A node in memory, the two ports in front of it, and a plain HTTP/1 client.
+//! The two ports in front of a node in memory, and a plain HTTP/1 client.
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
-use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CreateLeaseRequest,
-    CreateLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, LockHolder, ReleaseLockRequest,
-    ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse,
-};
-use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::serve::{ServeLimits, serve};
 use lowkey_server::edge::{Node, grpc, http};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
-pub(crate) const CLUSTER_ID: &str = "00112233445566778899aabbccddeeff";
-
-/// The lease whose renewals wait for a permit of [`FakeNode::slow`].
-pub(crate) const SLOW_LEASE: u64 = 1_000;
-/// The owner whose requests panic.
-pub(crate) const CLUMSY_OWNER: &str = "clumsy";
-/// The owner who is told to come back later.
-pub(crate) const EAGER_OWNER: &str = "eager";
-
-/// One lease lives: number 1, with 10 seconds. Locks are held by whom they were given to.
-pub(crate) struct FakeNode {
-    pub(crate) ready: AtomicBool,
-    pub(crate) stopping: watch::Sender<bool>,
-    pub(crate) slow: Semaphore,
-    /// Renewals of [`SLOW_LEASE`] that have begun.
-    pub(crate) slow_begun: AtomicUsize,
-    /// The last request of each kind that had a request id.
-    pub(crate) request_ids: Mutex<Vec<String>>,
-    locks: Mutex<BTreeMap<String, LockHolder>>,
-}
-
-impl FakeNode {
-    fn new() -> Self {
-        Self {
-            ready: AtomicBool::new(true),
-            stopping: watch::Sender::new(false),
-            slow: Semaphore::new(0),
-            slow_begun: AtomicUsize::new(0),
-            request_ids: Mutex::default(),
-            locks: Mutex::default(),
-        }
-    }
-}
-
-impl Node for FakeNode {
-    async fn create_lease(&self, request: CreateLeaseRequest) -> Result<CreateLeaseResponse, ApiError> {
-        assert_ne!(request.owner_id, CLUMSY_OWNER, "dropped everything");
-        if request.owner_id == EAGER_OWNER {
-            return Err(ApiError::new(Reason::LimitBusy, "too much to do").retry_after_ms(1_200));
-        }
-        self.request_ids.lock().unwrap().push(request.request_id);
-        Ok(CreateLeaseResponse { lease_id: 1, ttl_seconds: request.ttl_seconds })
-    }
-
-    async fn renew_lease(&self, request: RenewLeaseRequest) -> Result<RenewLeaseResponse, ApiError> {
-        match request.lease_id {
-            1 => Ok(RenewLeaseResponse { ttl_seconds: 10 }),
-            SLOW_LEASE => {
-                self.slow_begun.fetch_add(1, Ordering::SeqCst);
-                self.slow.acquire().await.unwrap().forget();
-                Ok(RenewLeaseResponse { ttl_seconds: 20 })
-            }
-            other => Err(ApiError::new(Reason::LeaseNotFound, format!("there is no lease {other}"))),
-        }
-    }
-
-    async fn revoke_lease(&self, _request: RevokeLeaseRequest) -> Result<RevokeLeaseResponse, ApiError> {
-        Ok(RevokeLeaseResponse { released: 2 })
-    }
-
-    async fn acquire_lock(&self, request: AcquireLockRequest) -> Result<AcquireLockResponse, ApiError> {
-        let mut locks = self.locks.lock().unwrap();
-        let fencing_token = locks.len() as u64 + 1;
-        let holder = locks.entry(request.lock_name).or_insert_with(|| LockHolder {
-            owner_id: request.owner_id.clone(),
-            lease_id: request.lease_id,
-            fencing_token,
-            ..LockHolder::default()
-        });
-        if holder.owner_id != request.owner_id {
-            let message = format!("held by {}", holder.owner_id);
-            return Err(ApiError::new(Reason::LockHeld, message).with("owner_id", &holder.owner_id));
-        }
-        let fencing_token = holder.fencing_token;
-        Ok(AcquireLockResponse { fencing_token, lease_ttl_seconds: 10, lease_id: 1, ..Default::default() })
-    }
-
-    async fn release_lock(&self, request: ReleaseLockRequest) -> Result<ReleaseLockResponse, ApiError> {
-        match self.locks.lock().unwrap().remove(&request.lock_name) {
-            Some(_) => Ok(ReleaseLockResponse { released: true }),
-            None => Err(ApiError::new(Reason::LockNotFound, "nobody holds it")),
-        }
-    }
-
-    async fn get_lock(&self, request: GetLockRequest) -> Result<GetLockResponse, ApiError> {
-        let holders = self.locks.lock().unwrap().get(&request.lock_name).cloned().into_iter().collect();
-        Ok(GetLockResponse { lock_name: request.lock_name, holders, ..GetLockResponse::default() })
-    }
-
-    async fn add_peer(&self, _request: AddPeerRequest) -> Result<AddPeerResponse, ApiError> {
-        Ok(AddPeerResponse { member_id: 2, cluster_id: CLUSTER_ID.into(), members: vec![] })
-    }
-
-    fn get_status(&self) -> GetStatusResponse {
-        GetStatusResponse { node_id: "node-1".into(), is_leader: true, ..GetStatusResponse::default() }
-    }
-
-    fn ready(&self) -> Result<(), String> {
-        if self.ready.load(Ordering::SeqCst) { Ok(()) } else { Err("there is no leader".into()) }
-    }
-
-    fn cluster_id(&self) -> Option<String> {
-        Some(CLUSTER_ID.into())
-    }
-
-    fn stopping(&self) -> watch::Receiver<bool> {
-        self.stopping.subscribe()
-    }
-}
+use crate::fake::FakeNode;
 
 /// A running edge: both ports, on addresses of their own.
 pub(crate) struct Edge {
@@ -170,6 +55,10 @@ impl Edge {
 
     pub(crate) async fn client(&self) -> LockServiceClient<Channel> {
         LockServiceClient::new(self.channel().await)
+    }
+
+    pub(crate) async fn elections(&self) -> ElectionServiceClient<Channel> {
+        ElectionServiceClient::new(self.channel().await)
     }
 
     pub(crate) async fn get(&self, target: &str) -> Answer {
@@ -242,6 +131,37 @@ pub(crate) async fn exchange(address: SocketAddr, request: impl AsRef<[u8]>) -> 
         bytes
     });
     Answer::parse(&String::from_utf8(bytes.await).unwrap())
+}
+
+/// A stream of server-sent events, read chunk by chunk over HTTP/1.1.
+pub(crate) struct EventSource {
+    pub(crate) head: Answer,
+    stream: BufReader<TcpStream>,
+}
+
+impl EventSource {
+    /// Asks for `target` with further header lines, and reads the answer's head.
+    pub(crate) async fn open(address: SocketAddr, target: &str, headers: &str) -> Self {
+        let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
+        let request = format!("GET {target} HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert_ne!(soon(stream.read_line(&mut head)).await.unwrap(), 0, "ended early: {head}");
+        }
+        Self { head: Answer::parse(&head), stream }
+    }
+
+    /// The next chunk of the body; an empty one is its end.
+    pub(crate) async fn chunk(&mut self) -> String {
+        let mut length = String::new();
+        soon(self.stream.read_line(&mut length)).await.unwrap();
+        let length = usize::from_str_radix(length.trim_end(), 16).unwrap();
+        let mut chunk = vec![0; length + 2];
+        soon(self.stream.read_exact(&mut chunk)).await.unwrap();
+        let chunk = String::from_utf8(chunk).unwrap();
+        chunk.strip_suffix("\r\n").unwrap().to_owned()
+    }
 }
 
 /// Fails a test that hangs.

@@ -11,7 +11,8 @@ use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use crate::support::{CLUSTER_ID, Edge, exchange, soon};
+use crate::fake::CLUSTER_ID;
+use crate::support::{Edge, exchange, soon};
 
 #[tokio::test]
 async fn grpc_on_the_http_port_is_told_where_grpc_is() {

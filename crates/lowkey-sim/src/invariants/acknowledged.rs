@@ -6,50 +6,66 @@
 //! the operation was invoked, and what was answered must be what the log says at that place. A refusal
 //! has no revision of its own: it must have been true at one between what was acknowledged before and
 //! what is committed now. An operation that was never answered may take effect at any time or never.
+//! How reads are judged stands in `reads.rs`.
 
 use std::collections::BTreeMap;
 
-use lowkey_core::{Command, Event, LeaseId, LockName, Refusal, Reply, Token};
+use lowkey_core::{Command, InTheWay, LockName, Refusal, Reply, RequestId, Token};
 use lowkey_replica::{Failure, Request, Response};
 
-use super::{Check, Committed, broken};
-use crate::client::Operation;
+use super::ledger::Held;
+use super::{Check, Committed, Ledger, Violation, reads};
+use crate::claim::Claim;
+use crate::client::{Operation, command_of};
 
-const NAME: &str = "acknowledged";
+pub(super) const NAME: &str = "acknowledged";
 
 #[derive(Default)]
 pub(crate) struct Acknowledged {
     /// The highest revision that anyone had been told of, by the true time of the telling.
     told: BTreeMap<u64, u64>,
-    /// Who held a lock from which revision on.
-    holders: BTreeMap<LockName, Vec<(u64, Option<Token>)>>,
-    /// At which revision a lease began and ended.
-    leases: BTreeMap<LeaseId, (u64, Option<u64>)>,
-    /// The last revision that is known to be committed.
-    committed: u64,
+    /// Where each request that was answered with yes had its effect.
+    effects: BTreeMap<RequestId, u64>,
+    /// The revisions at which grants ended, by token.
+    freed: BTreeMap<Token, u64>,
+    /// The revisions at which waits were cancelled, by request.
+    cancelled: BTreeMap<RequestId, Vec<u64>>,
     pub(crate) count: u64,
 }
 
+fn wrong(what: String) -> Violation {
+    Violation { invariant: NAME, what }
+}
+
+/// What is judged, and what may be presumed.
+struct Case<'a> {
+    ledger: &'a Ledger,
+    /// The last revision that was known when the operation was invoked.
+    before: u64,
+}
+
 impl Acknowledged {
-    pub(crate) fn committed(&mut self, committed: &Committed) {
-        self.committed = committed.index;
+    /// Called before the ledger has followed the entry.
+    pub(crate) fn committed(&mut self, committed: &Committed, ledger: &Ledger) {
+        use lowkey_core::{Change, ChangeKind, Event, WaitEnd};
         for event in &committed.applied.events {
             match event {
-                Event::Acquired { lock, token, .. } => {
-                    self.holders.entry(lock.clone()).or_default().push((committed.index, Some(*token)));
+                Event::Changed(Change { kind: ChangeKind::Freed(_), token: Some(token), .. }) => {
+                    self.freed.insert(*token, committed.index);
                 }
-                Event::Freed { lock, .. } => {
-                    self.holders.entry(lock.clone()).or_default().push((committed.index, None));
-                }
-                Event::LeaseCreated { lease, .. } => {
-                    self.leases.insert(*lease, (committed.index, None));
-                }
-                Event::LeaseEnded { lease } => {
-                    if let Some((_, ended)) = self.leases.get_mut(lease) {
-                        *ended = Some(committed.index);
+                Event::WaitEnded { ticket, end: WaitEnd::Cancelled { .. } } => {
+                    let waiting = ledger.waiters.iter().find(|waiting| waiting.ticket == *ticket);
+                    if let Some(waiting) = waiting {
+                        self.cancelled.entry(waiting.request.clone()).or_default().push(committed.index);
                     }
                 }
+                _ => {}
             }
+        }
+        if let Command::Release { request, .. } | Command::SetValue { request, .. } = &committed.command
+            && committed.applied.reply.is_ok()
+        {
+            self.effects.entry(request.clone()).or_insert(committed.index);
         }
     }
 
@@ -58,115 +74,180 @@ impl Acknowledged {
         &mut self,
         operation: &Operation,
         answer: &Result<Response, Failure>,
+        ledger: &Ledger,
         now: u64,
     ) -> Check {
         let before = self.told.range(..operation.invoked_at).next_back().map_or(0, |(_, revision)| *revision);
         self.count += 1;
-        match (answer, &operation.request) {
-            (Ok(Response::Applied(reply)), Request::Command(command)) => {
-                let revision = self.place_of(reply, command, before)?;
-                self.tell(now, revision);
-            }
-            (Ok(Response::Lock { holder, revision }), Request::GetLock { lock }) => {
-                let told = holder.as_ref().map(|holder| holder.token);
-                let known = self.holder_at(lock, *revision);
-                if *revision < before {
-                    return broken(
-                        NAME,
-                        format!("{lock} was read as of {revision}, though {before} was known"),
-                    );
+        let case = Case { ledger, before };
+        let revision = match (answer, &operation.request) {
+            (Ok(response), Request::Read(query)) => {
+                let revision = reads::check(ledger, query, response).map_err(wrong)?;
+                if revision < before {
+                    return Err(wrong(format!(
+                        "{query:?} was read as of {revision}, though {before} was known"
+                    )));
                 }
-                if told != known {
-                    return broken(
-                        NAME,
-                        format!("{lock} was read as {told:?} at {revision}, and was {known:?}"),
-                    );
-                }
-                self.tell(now, *revision);
+                revision
             }
-            (Err(Failure::Refused(Refusal::LockHeld { lock, holder })), _) => {
-                let was_true = self.held_between(lock, holder.token, before);
-                if !was_true {
-                    return broken(
-                        NAME,
-                        format!("{lock} was said to be held with token {}, and was not", holder.token),
-                    );
-                }
+            (Ok(response), Request::ReadStale(query)) => {
+                reads::check(ledger, query, response).map_err(wrong)?;
+                return Ok(());
             }
-            _ => {}
-        }
+            (Ok(Response::Applied(reply) | Response::GrantedAfter { reply, .. }), request) => {
+                let Some(command) = command_of(request) else { return Ok(()) };
+                let revision = self.place_of(&case, reply, command)?;
+                if revision <= before {
+                    return Err(wrong(format!(
+                        "an answer took its place at {revision}, though {before} was known before it was asked"
+                    )));
+                }
+                revision
+            }
+            (Err(Failure::WaitTimeout { in_the_way, .. }), Request::Wait { command, .. }) => {
+                self.timed_out(&case, command, in_the_way.as_ref())?
+            }
+            (Err(Failure::Refused(refusal)), request) => {
+                return match case.was_true(refusal, command_of(request)) {
+                    true => Ok(()),
+                    false => Err(wrong(format!("{refusal:?} was said to {request:?}, and never was so"))),
+                };
+            }
+            _ => return Ok(()),
+        };
+        self.tell(now, revision);
         Ok(())
     }
 
     /// The revision at which what was answered became true.
-    fn place_of(&self, reply: &Reply, command: &Command, before: u64) -> Result<u64, super::Violation> {
-        let wrong = |what: String| super::Violation { invariant: NAME, what };
-        let revision = match (reply, command) {
-            (Reply::Granted { token, lease, revision, .. }, Command::Acquire { lock, .. }) => {
-                if self.holder_at(lock, *revision) != Some(*token) {
-                    return Err(wrong(format!(
-                        "{lock} was granted with token {token} at {revision}, says the answer; the log does not"
-                    )));
-                }
-                if !self.leases.contains_key(lease) {
-                    return Err(wrong(format!("{lock} was granted to lease {lease}, which never was")));
+    fn place_of(&self, case: &Case, reply: &Reply, command: &Command) -> Result<u64, Violation> {
+        let ledger = case.ledger;
+        let not_so = || wrong(format!("{reply:?} says the answer to {command:?}; the log does not"));
+        match (reply, command) {
+            (
+                Reply::Granted { token, lease, revision, .. },
+                Command::Acquire { lock, owner, mode, scope, .. },
+            ) => {
+                let holders = &ledger.at(lock, *revision).holders;
+                let is_it = |held: &Held| {
+                    (held.token, held.lease, &held.owner, held.mode, held.scope)
+                        == (*token, *lease, owner, *mode, *scope)
+                };
+                if !holders.iter().any(is_it) || !ledger.leases.contains_key(lease) {
+                    return Err(not_so());
                 }
                 // Asking again is answered with the grant that is there, older than the question.
-                (*revision).max(before + 1).min(self.committed)
+                Ok((*revision).max(case.before + 1).min(ledger.committed))
             }
-            (Reply::LeaseCreated { lease, .. }, _) => match self.leases.get(lease) {
-                Some((begun, _)) => *begun,
-                None => {
-                    return Err(wrong(format!("lease {lease} was made, says the answer; the log does not")));
+            (Reply::LeaseCreated { lease, .. }, Command::CreateLease { .. }) => {
+                ledger.leases.get(lease).map(|(begun, _)| *begun).ok_or_else(not_so)
+            }
+            (Reply::Released, Command::Release { token, request, .. }) => {
+                let effect = self.effects.get(request).copied().ok_or_else(not_so)?;
+                match token {
+                    Some(token) => self.freed.get(token).copied().ok_or_else(not_so),
+                    None => Ok(effect),
                 }
-            },
-            (Reply::Released, Command::Release { lock, token, .. }) => {
-                let held = token.and_then(|token| self.freed_after(lock, token));
-                held.ok_or_else(|| wrong(format!("{lock} was released, says the answer; the log does not")))?
+            }
+            (Reply::ValueSet { revision }, Command::SetValue { lock, lease, value, request, .. }) => {
+                let holders = &ledger.at(lock, *revision).holders;
+                let shown = holders.iter().any(|held| held.lease == *lease && held.value == *value);
+                match shown && self.effects.get(request) == Some(revision) {
+                    true => Ok(*revision),
+                    false => Err(not_so()),
+                }
             }
             (Reply::LeaseRevoked { .. }, Command::RevokeLease { lease, .. }) => {
-                match self.leases.get(lease) {
-                    Some((_, Some(ended))) => *ended,
-                    _ => {
-                        return Err(wrong(format!(
-                            "lease {lease} was revoked, says the answer; the log does not"
-                        )));
-                    }
-                }
+                ledger.leases.get(lease).and_then(|(_, ended)| *ended).ok_or_else(not_so)
             }
-            _ => return Ok(before),
-        };
-        if revision <= before {
-            return Err(wrong(format!(
-                "an answer took its place at {revision}, though {before} was known before it was asked"
-            )));
+            _ => Err(not_so()),
         }
-        Ok(revision)
     }
 
-    /// The revision at which the grant with this token ended.
-    fn freed_after(&self, lock: &LockName, token: Token) -> Option<u64> {
-        let holders = self.holders.get(lock)?;
-        let granted = holders.iter().position(|(_, holder)| *holder == Some(token))?;
-        holders.get(granted + 1).map(|(revision, _)| *revision)
-    }
-
-    fn holder_at(&self, lock: &LockName, revision: u64) -> Option<Token> {
-        let holders = self.holders.get(lock)?;
-        let later = holders.partition_point(|(from, _)| *from <= revision);
-        later.checked_sub(1).and_then(|at| holders[at].1)
-    }
-
-    fn held_between(&self, lock: &LockName, token: Token, from: u64) -> bool {
-        let Some(holders) = self.holders.get(lock) else { return false };
-        holders.iter().enumerate().any(|(at, (_, holder))| {
-            let until = holders.get(at + 1).map_or(u64::MAX, |(until, _)| *until);
-            *holder == Some(token) && until > from
+    /// The revision at which the wait was cancelled; whoever was in the way held until then.
+    fn timed_out(
+        &self,
+        case: &Case,
+        command: &Command,
+        in_the_way: Option<&InTheWay>,
+    ) -> Result<u64, Violation> {
+        let Command::Acquire { request, .. } = command else { return Ok(case.before) };
+        let is_it = |revision: &&u64| match in_the_way {
+            Some(InTheWay { held, holder, .. }) => case.holds(held, holder.token, **revision - 1),
+            None => true,
+        };
+        // A late copy of the request may have been cancelled once more.
+        let cancelled = self.cancelled.get(request).into_iter().flatten().find(is_it);
+        cancelled.copied().ok_or_else(|| {
+            wrong(format!("{request} was told of a timeout because of {in_the_way:?}, and it never was so"))
         })
     }
 
     fn tell(&mut self, now: u64, revision: u64) {
         let highest = self.told.last_key_value().map_or(0, |(_, revision)| *revision);
         self.told.insert(now, revision.max(highest));
+    }
+}
+
+impl Case<'_> {
+    fn holds(&self, lock: &LockName, token: Token, revision: u64) -> bool {
+        self.ledger.at(lock, revision).holders.iter().any(|held| held.token == token)
+    }
+
+    /// True if the refusal was right at some time since the operation was invoked.
+    fn was_true(&self, refusal: &Refusal, command: Option<&Command>) -> bool {
+        let ledger = self.ledger;
+        let ever = |so: &dyn Fn(u64) -> bool| ledger.was_ever(self.before, so);
+        match (refusal, command) {
+            (Refusal::LockHeld { lock, in_the_way }, Some(Command::Acquire { with, mode, scope, .. })) => {
+                let lease = match with {
+                    lowkey_core::AcquireWith::Lease(lease) => Some(*lease),
+                    lowkey_core::AcquireWith::NewLease(_) => None,
+                };
+                let claim = Claim { lock: lock.clone(), lease, mode: *mode, scope: *scope };
+                ever(&|revision| {
+                    self.holds(&in_the_way.held, in_the_way.holder.token, revision)
+                        && ledger.at(lock, revision).waiters.len() == in_the_way.waiters
+                        && self.is_blocked(&claim, revision)
+                })
+            }
+            (Refusal::LockHeld { .. }, _) => false,
+            (Refusal::AlreadyHeld { lock, lease, mode, scope }, _) => ever(&|revision| {
+                let at = ledger.at(lock, revision);
+                let held = at.holders.iter().map(|held| (held.lease, held.mode, held.scope));
+                let awaited = at.waiters.iter().map(|waiting| (waiting.lease, waiting.mode, waiting.scope));
+                held.chain(awaited).any(|claimed| claimed == (*lease, *mode, *scope))
+            }),
+            (Refusal::LockNotFound { lock }, _) => {
+                ever(&|revision| ledger.at(lock, revision).holders.is_empty())
+            }
+            (Refusal::StaleToken { lock, given, current }, _) => {
+                given != current && ever(&|revision| self.holds(lock, *current, revision))
+            }
+            (Refusal::LeaseNotFound { lease }, _) => {
+                ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_some())
+            }
+            (
+                Refusal::NotOwner { .. },
+                Some(Command::Release { lock, .. } | Command::SetValue { lock, .. }),
+            ) => ever(&|revision| !ledger.at(lock, revision).holders.is_empty()),
+            // No client does what these refuse.
+            (
+                Refusal::NotOwner { .. }
+                | Refusal::TooManyWaiters { .. }
+                | Refusal::TooManyLocks { .. }
+                | Refusal::RequestReused { .. }
+                | Refusal::NodeNameTaken { .. },
+                _,
+            ) => false,
+        }
+    }
+
+    /// True if a claim could not have been granted at a revision.
+    fn is_blocked(&self, claim: &Claim, revision: u64) -> bool {
+        self.ledger.all_at(revision).any(|(_, at)| {
+            at.holders.iter().any(|held| held.claim().excludes(claim))
+                || at.waiters.iter().any(|waiting| waiting.claim().excludes(claim))
+        })
     }
 }

@@ -1,5 +1,5 @@
 //! No lease ends before its client's own validity does, and none that nobody renews lives for ever
-//! (design, section 8, point 6; R2, R3, R4, R6, R8).
+//! (design, section 8, point 6; R2, R3, R4, R6, R7, R8).
 
 use std::collections::BTreeMap;
 
@@ -23,11 +23,15 @@ impl Expiry {
     pub(crate) fn committed(&mut self, committed: &Committed, clients: &[Client], now: u64) -> Check {
         for event in &committed.applied.events {
             match event {
-                Event::LeaseCreated { lease, .. } => {
+                Event::LeaseStarted { lease, .. } => {
                     self.last_sign.insert(*lease, now);
                 }
-                Event::LeaseEnded { lease } if matches!(committed.command, Command::Expire { .. }) => {
-                    self.count += 1;
+                // Only its owner ends a lease that its client counts on.
+                Event::LeaseEnded { lease } => {
+                    self.count += u64::from(matches!(committed.command, Command::Expire { .. }));
+                    if matches!(committed.command, Command::RevokeLease { .. }) {
+                        continue;
+                    }
                     if let Some(client) = clients.iter().find(|client| client.counts_on(*lease, now)) {
                         return broken(
                             NAME,
@@ -58,7 +62,8 @@ impl Expiry {
 
     /// When all has been quiet for long, only leases that are renewed are left.
     pub(crate) fn at_end(&self, state: &State, now: u64) -> Check {
-        for (lease, held) in state.leases() {
+        // R7: the time of a lease that waits for its grant has not begun.
+        for (lease, held) in state.leases().filter(|(_, held)| !held.is_waiting) {
             let silent = now.saturating_sub(self.last_sign.get(&lease).copied().unwrap_or(0));
             // Twice the time to live, for a leader that was elected meanwhile, and clocks that drift.
             let allowed = held.ttl.nanos() / 10 * 22 + SECOND;

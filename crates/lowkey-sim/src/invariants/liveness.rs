@@ -1,7 +1,17 @@
-//! When faults stop, a leader emerges and service resumes (design, section 8, point 11).
+//! When faults stop, a leader emerges, service resumes, every live waiter progresses, and no caller is left
+//! without an answer (design, section 8, point 11).
 
-use super::{Check, broken};
+use super::{Check, Ledger, broken};
 use crate::client::Client;
+use crate::node::Node;
+use crate::plan::{MILLISECOND, SECOND};
+
+const NAME: &str = "liveness";
+/// How long an answer may take, beside the wait that was asked for; a wait that is taken up again lasts
+/// until its last caller's time is over.
+const ANSWER_NANOS: u64 = 3 * SECOND;
+/// The longest a place is kept: the longest wait of any client, and what a caller that came back wants.
+const PLACE_NANOS: u64 = 11 * SECOND;
 
 /// What the quiet phase must have brought.
 pub(crate) struct Liveness;
@@ -9,13 +19,30 @@ pub(crate) struct Liveness;
 impl Liveness {
     pub(crate) fn at_end(leaders: usize, clients: &[Client]) -> Check {
         if leaders != 1 {
-            return broken("liveness", format!("{leaders} replicas serve when all is quiet"));
+            return broken(NAME, format!("{leaders} replicas serve when all is quiet"));
         }
         match clients.iter().find(|client| client.done_in_quiet == 0) {
-            Some(client) => {
-                broken("liveness", format!("{} got nothing done when all was quiet", client.owner))
-            }
+            Some(client) => broken(NAME, format!("{} got nothing done when all was quiet", client.owner)),
             None => Ok(()),
         }
+    }
+
+    /// Nobody waits for ever: neither in a queue nor for an answer.
+    pub(crate) fn nobody_is_forgotten(nodes: &[Node], ledger: &Ledger, now: u64) -> Check {
+        if let Some(waiting) = ledger.waiters.iter().find(|waiting| now - waiting.since > PLACE_NANOS) {
+            let ms = (now - waiting.since) / MILLISECOND;
+            return broken(NAME, format!("{} has waited for {} for {ms} ms", waiting.owner, waiting.lock));
+        }
+        for (node, process) in nodes.iter().filter_map(|node| Some((node, node.process.as_ref()?))) {
+            let late = process
+                .calls
+                .values()
+                .find(|call| now.saturating_sub(call.asked_at) > ANSWER_NANOS + 2 * call.wait_nanos);
+            if let Some(call) = late {
+                let ms = (now - call.asked_at) / MILLISECOND;
+                return broken(NAME, format!("a caller of n{} has had no answer for {ms} ms", node.member));
+            }
+        }
+        Ok(())
     }
 }

@@ -5,21 +5,31 @@
 
 mod acknowledged;
 mod agreement;
+mod elections;
 mod expiry;
 mod fencing;
+mod ledger;
 mod liveness;
 mod mutual_exclusion;
+mod queue_order;
+mod reads;
 mod requests;
 mod tokens;
+mod waits;
+mod watches;
 
 pub(crate) use acknowledged::Acknowledged;
 pub(crate) use agreement::{Agreement, Committed};
+pub(crate) use elections::{Elections, one_leader};
 pub(crate) use expiry::Expiry;
-pub(crate) use fencing::Fencing;
+pub(crate) use fencing::{Fencing, Write};
+pub(crate) use ledger::Ledger;
 pub(crate) use liveness::Liveness;
 pub(crate) use mutual_exclusion::mutual_exclusion;
 pub(crate) use requests::Requests;
 pub(crate) use tokens::Tokens;
+pub(crate) use waits::Waits;
+pub(crate) use watches::Watches;
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]

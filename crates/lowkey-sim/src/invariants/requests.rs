@@ -1,8 +1,11 @@
-//! One request id, one effect (design, section 8, point 9).
+//! One request id, one effect, and one place in a queue at a time (design, section 8, point 9; R10).
+//!
+//! A wait that was cancelled had no effect: who comes back with the same id may take a new place. What was
+//! granted is granted once, whether at once or after any number of places.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::{Command, RequestId};
+use lowkey_core::{Change, ChangeKind, Command, Event, RequestId, Ticket, WaitEnd};
 
 use super::{Check, Committed, broken};
 
@@ -10,20 +13,61 @@ use super::{Check, Committed, broken};
 pub(crate) struct Requests {
     /// The simulated clients never use an id twice, so that ids alone tell operations apart.
     effective: BTreeSet<RequestId>,
+    waiting: BTreeMap<RequestId, Ticket>,
 }
 
 impl Requests {
     pub(crate) fn committed(&mut self, committed: &Committed) -> Check {
+        for event in &committed.applied.events {
+            let Event::WaitEnded { ticket, end } = event else { continue };
+            let request =
+                self.waiting.iter().find(|(_, waiting)| *waiting == ticket).map(|(id, _)| id.clone());
+            let Some(request) = request else { continue };
+            self.waiting.remove(&request);
+            if matches!(end, WaitEnd::Granted(_)) {
+                self.has_effect(&request, committed)?;
+            }
+        }
         let request = match &committed.command {
             Command::CreateLease { request, .. }
             | Command::RevokeLease { request, .. }
             | Command::Acquire { request, .. }
-            | Command::Release { request, .. } => request,
-            Command::Expire { .. } | Command::AddMember { .. } => return Ok(()),
+            | Command::Release { request, .. }
+            | Command::SetValue { request, .. } => request,
+            Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => return Ok(()),
         };
-        if committed.applied.events.is_empty() || self.effective.insert(request.clone()) {
+        if committed.applied.events.is_empty() {
             return Ok(());
         }
-        broken("requests", format!("request {request} had a second effect at {}", committed.index))
+        let takes_place = committed
+            .applied
+            .events
+            .iter()
+            .any(|event| matches!(event, Event::Changed(Change { kind: ChangeKind::Waiting, .. })));
+        if !takes_place {
+            return self.has_effect(request, committed);
+        }
+        if self.effective.contains(request) {
+            return broken(
+                "requests",
+                format!("request {request} was granted and waits at {}", committed.index),
+            );
+        }
+        match self.waiting.insert(request.clone(), Ticket(committed.index)) {
+            Some(first) => broken(
+                "requests",
+                format!("request {request} has the places {first} and {}", committed.index),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn has_effect(&mut self, request: &RequestId, committed: &Committed) -> Check {
+        match self.effective.insert(request.clone()) {
+            true => Ok(()),
+            false => {
+                broken("requests", format!("request {request} had a second effect at {}", committed.index))
+            }
+        }
     }
 }

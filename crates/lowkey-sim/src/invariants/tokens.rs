@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lowkey_core::{Command, Event, LockName, Token};
+use lowkey_core::{Change, ChangeKind, Command, Event, LockName, Token};
 
 use super::{Agreement, Check, Committed, broken};
 
@@ -19,8 +19,9 @@ impl Tokens {
     /// A new grant was committed.
     pub(crate) fn committed(&mut self, committed: &Committed) -> Check {
         for event in &committed.applied.events {
-            if let (Event::Freed { lock, token, .. }, Command::Release { token: Some(named), .. }) =
-                (event, &committed.command)
+            let Event::Changed(Change { kind, lock, token: Some(token), .. }) = event else { continue };
+            if let (ChangeKind::Freed(_), Command::Release { token: Some(named), .. }) =
+                (kind, &committed.command)
                 && token != named
             {
                 return broken(
@@ -28,7 +29,9 @@ impl Tokens {
                     format!("a release that named token {named} of {lock} freed token {token}"),
                 );
             }
-            let Event::Acquired { lock, token, .. } = event else { continue };
+            if *kind != ChangeKind::Acquired {
+                continue;
+            }
             if token.0 <= self.highest {
                 return broken(NAME, format!("token {token} was granted after {}", self.highest));
             }

@@ -7,7 +7,7 @@
 //! that finds the new leader in time keeps its lock, one that does not loses it before anybody else
 //! gets it.
 
-use lowkey_replica::Request;
+use lowkey_replica::{Query, Request};
 
 use super::script::{ANN, BOB, N1, Script, ensure, lock};
 use crate::invariants::Check;
@@ -16,7 +16,7 @@ use crate::invariants::Check;
 pub(super) fn from_peers(script: &mut Script) -> Check {
     let (lease, ann) = script.take_lock(ANN, N1, 2)?;
     script.isolate(N1);
-    let read = script.ask(BOB, N1, Request::GetLock { lock: lock() });
+    let read = script.ask(BOB, N1, Request::Read(Query::Lock { lock: lock() }));
     let mut renewals = Vec::new();
     for _ in 0..20 {
         renewals.push(script.renew(ANN, N1, lease));

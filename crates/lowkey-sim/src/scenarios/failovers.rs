@@ -8,14 +8,12 @@
 use lowkey_core::{AcquireWith, LeaseId, Refusal, Token};
 use lowkey_replica::{Failure, Input, MessageType, Request};
 
-use super::script::{ANN, BOB, N1, N2, N3, Script, ensure, granted, ttl};
+use super::script::{ANN, BOB, CAROL, N1, N2, N3, Script, ensure, granted, ttl};
 use crate::invariants::{Check, Violation};
 use crate::plan::{MILLISECOND, SECOND};
 
 const TTL_SECONDS: i64 = 2;
 const FAILOVERS: u64 = 200;
-/// A third client, which makes a lease and is never heard of again.
-const CAROL: usize = 2;
 
 /// The plainest of all, which `docs/simulation.md` tells: the leader loses power, its clients look for
 /// the next one, Ann keeps her lock; then she falls silent, and it goes to Bob.
@@ -51,6 +49,7 @@ pub(super) fn told(script: &mut Script) -> Check {
 /// By turns the lead is handed over, the leader loses power, or it is paused.
 pub(super) fn every_half_ttl(script: &mut Script) -> Check {
     let (lease, ann) = script.take_lock(ANN, N1, TTL_SECONDS)?;
+    // Carol makes a lease and is never heard of again.
     let carols = script.take_lease(CAROL, N1, TTL_SECONDS)?;
     let mut served_at = 0;
     for failover in 0..FAILOVERS {
@@ -98,7 +97,7 @@ fn renew_and_try(script: &mut Script, lease: LeaseId, ann: Token) -> Check {
     let request = script.acquire(BOB, AcquireWith::NewLease(ttl(TTL_SECONDS)));
     let answer = script.answer_to(BOB, leader, request)?;
     ensure(
-        matches!(&answer, Err(Failure::Refused(Refusal::LockHeld { holder, .. })) if holder.token == ann),
+        matches!(&answer, Err(Failure::Refused(Refusal::LockHeld { in_the_way, .. })) if in_the_way.holder.token == ann),
         || format!("Ann holds with token {ann}, but Bob was told {answer:?}"),
     )
 }

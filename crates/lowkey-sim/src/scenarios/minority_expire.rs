@@ -73,7 +73,7 @@ pub(super) fn that_loses(script: &mut Script) -> Check {
     let request = script.acquire(BOB, AcquireWith::NewLease(ttl(2)));
     let answer = script.answer_to(BOB, leader, request)?;
     ensure(
-        matches!(&answer, Err(Failure::Refused(Refusal::LockHeld { holder, .. })) if holder.token == ann),
+        matches!(&answer, Err(Failure::Refused(Refusal::LockHeld { in_the_way, .. })) if in_the_way.holder.token == ann),
         || format!("Ann still holds, but Bob was told {answer:?}"),
     )?;
     script.end(2)

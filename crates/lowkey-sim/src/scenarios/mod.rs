@@ -4,17 +4,20 @@
 //! is a world like any other, with every invariant checked at every step; it adds what must be true
 //! in this story alone, and ends with a cluster that is whole again and serves.
 //!
-//! Not possible yet, since what they attack does not exist yet: a grant and the expiry of its waiter in
-//! one batch, a cancelled wait racing its grant or its own reconnect (waiting queues), and a leader
-//! that removes itself and is cut off (removal of members).
+//! Not possible yet, since what it attacks does not exist yet: a leader that removes itself and is cut off
+//! (removal of members).
 
+mod cancelled;
 mod cut_leader;
+mod election;
 mod failovers;
 mod late_replies;
 mod many_leases;
 mod minority_expire;
 mod new_leader;
+mod one_batch;
 mod paused_leader;
+mod places;
 mod release_retried;
 mod renewal_at_expiry;
 mod rounds;
@@ -41,6 +44,11 @@ pub struct Scenario {
 
 const fn story(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
     Scenario { name, replicas: 3, clients: 2, snapshot_entries: 10_000, play }
+}
+
+/// A story of three who want the same lock.
+const fn in_line(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
+    Scenario { clients: 3, ..story(name, play) }
 }
 
 /// All of them.
@@ -89,6 +97,20 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         snapshot_entries: 100_000,
         ..story("ten_thousand_leases_expire_in_one_tick", many_leases::expire_in_one_tick)
+    },
+    in_line("a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease", one_batch::both_expire),
+    in_line("a_grant_and_the_expiry_of_its_waiter_in_one_batch", one_batch::granted_and_expired),
+    in_line("a_cancelled_wait_after_its_grant", cancelled::after_the_grant),
+    in_line("a_cancelled_wait_before_its_grant", cancelled::before_the_grant),
+    in_line("a_cancelled_wait_racing_its_reconnect", cancelled::and_its_reconnect),
+    in_line("a_wait_that_is_given_up_as_it_is_granted", cancelled::and_given_up),
+    in_line("a_place_is_kept_for_who_comes_back", places::kept_for_who_comes_back),
+    in_line("a_place_is_kept_for_five_seconds", places::kept_for_five_seconds),
+    in_line("a_waiter_learns_at_once_that_its_lease_is_gone", places::lost_with_its_lease),
+    in_line("a_wait_longer_than_its_time_to_live", places::longer_than_its_ttl),
+    Scenario {
+        clients: 6,
+        ..story("an_elections_leader_killed_with_many_candidates", election::leader_killed)
     },
 ];
 

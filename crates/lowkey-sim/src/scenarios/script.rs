@@ -4,13 +4,15 @@
 //! script says so. Everything else is a world as any other: the same replicas, logs and clients, and
 //! the same invariants at every step. The first machine, `n1`, leads at the beginning.
 
-use lowkey_core::{AcquireWith, Command, GrantRef, LeaseId, LockName, OwnerId, Reply, RequestId, Token, Ttl};
+use lowkey_core::{
+    AcquireWith, Command, GrantRef, LeaseId, LockName, Mode, OwnerId, Reply, RequestId, Requester, Scope,
+    Token, Ttl, Value, WaitTime,
+};
 use lowkey_replica::{Failure, Input, MessageType, Request, Response, Role};
 use lowkey_wal::snapshots;
 
 use super::stage::Stage;
-use crate::client::lock_name;
-use crate::invariants::{Check, Violation};
+use crate::invariants::{Check, Violation, Write};
 use crate::node::Process;
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
 use crate::world::{Event, World};
@@ -22,6 +24,8 @@ pub(super) const N3: usize = 2;
 /// Clients, by their numbers: Ann is first in most stories, and Bob wants what Ann has.
 pub(super) const ANN: usize = 0;
 pub(super) const BOB: usize = 1;
+/// Carol comes after Bob, where there are three.
+pub(super) const CAROL: usize = 2;
 
 const NAMES: [&str; 6] = ["ann", "bob", "carol", "dave", "erin", "frank"];
 
@@ -38,6 +42,17 @@ pub(super) struct Asked {
     request: Request,
 }
 
+impl Asked {
+    /// The same request, to be waited for so long from now on.
+    pub(super) fn for_longer(&self, ms: i64) -> Self {
+        let mut longer = self.clone();
+        if let Request::Wait { wait, .. } = &mut longer.request {
+            *wait = wait_time(ms);
+        }
+        longer
+    }
+}
+
 /// A world that does what a scenario says.
 pub(super) struct Script {
     pub(super) world: World,
@@ -49,7 +64,12 @@ impl Script {
         let plan = Plan {
             replicas,
             clients,
-            locks: 1,
+            names: vec![lock()],
+            shared_one_in: 0,
+            subtree_one_in: 0,
+            wait_one_in: 1,
+            watchers: 0,
+            history_events: 1_000,
             active_nanos: 0,
             quiet_nanos: 0,
             snapshot_entries,
@@ -283,14 +303,83 @@ impl Script {
             lock: lock(),
             owner: self.world.clients[client].owner.clone(),
             with,
+            mode: Mode::Exclusive,
+            scope: Scope::Name,
+            value: Value::default(),
+            wait: false,
             since_unix_ms: 0,
             request: self.request_id(client),
         })
     }
 
+    /// The same with a wait, and with something to show.
+    pub(super) fn acquire_waiting(&self, client: usize, with: AcquireWith, ms: i64) -> Request {
+        let Request::Command(mut command) = self.acquire(client, with) else {
+            unreachable!("it is a command")
+        };
+        if let Command::Acquire { wait, value, owner, .. } = &mut command {
+            *wait = true;
+            *value = Value::parse(&format!("{owner} leads")).expect("a short text is a value");
+        }
+        Request::Wait { command, wait: wait_time(ms) }
+    }
+
+    /// Asks for the lock and is let wait.
+    pub(super) fn wait_in_line(
+        &mut self,
+        client: usize,
+        node: usize,
+        with: AcquireWith,
+        ms: i64,
+    ) -> Result<Asked, Violation> {
+        let request = self.acquire_waiting(client, with, ms);
+        let (asked, before) = (self.ask(client, node, request), self.waiters().len());
+        self.until("a place in line", 50, |script| script.waiters().len() > before)?;
+        Ok(asked)
+    }
+
+    /// A client drops a call that it waits for.
+    pub(super) fn leave(&mut self, asked: &Asked, node: usize) {
+        self.tell(&format!("{} drops its call to n{}", self.world.clients[asked.client].owner, node + 1));
+        self.world.leave(asked.client, asked.operation, node);
+    }
+
+    /// Gives up what another request was to have, whatever became of it.
+    pub(super) fn give_up(&self, asked: &Asked) -> Request {
+        let Request::Wait { command: Command::Acquire { lock, owner, with, request, .. }, .. } =
+            &asked.request
+        else {
+            unreachable!("only a wait is given up")
+        };
+        let requester = match with {
+            AcquireWith::Lease(lease) => Requester::Lease(*lease),
+            AcquireWith::NewLease(_) => Requester::Owner(owner.clone()),
+        };
+        let (lock, grant) = (lock.clone(), GrantRef::Request(request.clone(), requester));
+        let request = self.request_id(asked.client);
+        Request::Command(Command::Release { lock, grant, token: None, since_unix_ms: 0, request })
+    }
+
+    /// Who waits for the lock, by the log, first come first.
+    pub(super) fn waiters(&self) -> Vec<&str> {
+        self.world.ledger.waiters.iter().map(|waiting| waiting.owner.as_str()).collect()
+    }
+
+    /// Who holds the lock, by the log, and what it shows.
+    pub(super) fn holder(&self) -> Option<(&str, &str, Token)> {
+        let held = self.world.ledger.holders.first()?;
+        Some((held.owner.as_str(), held.value.as_str(), held.token))
+    }
+
     pub(super) fn release(&self, client: usize, lease: LeaseId, token: Token) -> Request {
         let (grant, token) = (GrantRef::Lease(lease), Some(token));
-        Request::Command(Command::Release { lock: lock(), grant, token, request: self.request_id(client) })
+        Request::Command(Command::Release {
+            lock: lock(),
+            grant,
+            token,
+            since_unix_ms: 0,
+            request: self.request_id(client),
+        })
     }
 
     pub(super) fn create_lease(&self, client: usize, ttl_seconds: i64) -> Request {
@@ -364,7 +453,8 @@ impl Script {
 
     /// A write with this token reaches the protected resource; true if it is accepted.
     pub(super) fn write(&mut self, token: Token) -> Result<bool, Violation> {
-        let accepted = self.world.write(&lock(), token)?;
+        let write = Write { to: lock(), lock: lock(), lease: LeaseId(0), token, mode: Mode::Exclusive };
+        let accepted = self.world.write(&write)?;
         let how = if accepted { "is accepted" } else { "is refused: a higher one was there" };
         self.tell(&format!("a write with token {token} reaches what {} protects, and {how}", lock()));
         Ok(accepted)
@@ -425,16 +515,23 @@ fn failed(what: String) -> Violation {
 
 pub(super) fn granted(answer: &Answer) -> Result<(LeaseId, Token), Violation> {
     match answer {
-        Ok(Response::Applied(Reply::Granted { lease, token, .. })) => Ok((*lease, *token)),
+        Ok(
+            Response::Applied(Reply::Granted { lease, token, .. })
+            | Response::GrantedAfter { reply: Reply::Granted { lease, token, .. }, .. },
+        ) => Ok((*lease, *token)),
         other => Err(failed(format!("the lock was not granted: {other:?}"))),
     }
 }
 
 /// The one lock of all stories.
 pub(super) fn lock() -> LockName {
-    lock_name(0)
+    LockName::parse("lock-0").expect("a short name is a name")
 }
 
 pub(super) fn ttl(seconds: i64) -> Ttl {
     Ttl::parse(seconds).expect("a usual time to live")
+}
+
+pub(super) fn wait_time(ms: i64) -> WaitTime {
+    WaitTime::parse(ms).expect("a usual wait")
 }

@@ -80,13 +80,13 @@ impl Stage {
         self.expire_entries += u64::from(matches!(committed.command, Command::Expire { .. }));
         for event in &committed.applied.events {
             match event {
-                Change::LeaseCreated { lease, .. } => {
+                Change::LeaseStarted { lease, .. } => {
                     self.begun.insert(*lease, now);
                 }
                 Change::LeaseEnded { lease } => {
                     self.ended.insert(*lease, now);
                 }
-                Change::Acquired { .. } | Change::Freed { .. } => {}
+                Change::Changed(_) | Change::WaitEnded { .. } => {}
             }
         }
     }

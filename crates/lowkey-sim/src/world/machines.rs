@@ -4,9 +4,9 @@ use lowkey_core::mutants;
 use lowkey_replica::{Input, MessageType, Output, Role, wire};
 
 use super::{Event, GROUP, TICK_NANOS, World};
-use crate::invariants::{Check, Violation};
+use crate::invariants::{Check, Committed, Violation};
 use crate::node::StartProblem;
-use crate::plan::MILLISECOND;
+use crate::plan::{MILLISECOND, SECOND};
 use crate::words;
 
 impl World {
@@ -146,34 +146,48 @@ impl World {
         if applied == seen {
             return Ok(());
         }
-        let mut news = Vec::new();
         for index in seen + 1..=applied {
             // What a snapshot jumped over is not in the log; the state itself is compared below.
+            let process = self.nodes[node].process.as_ref().expect("the caller looked");
             let Some(payload) = process.entries.get(&index) else { continue };
-            news.extend(self.agreement.applied(member, index, payload)?);
-        }
-        self.agreement.compare(member, process.replica.state())?;
-        let (last, revision) = (process.replica.state().last_token(), process.replica.state().revision());
-        for committed in news {
-            self.trace.tell(self.now, || {
-                let (what, came) = (
-                    words::command_words(&committed.command),
-                    words::outcome_words(&committed.applied.reply),
-                );
-                format!("entry {} is committed, says n{member}: {what}: {came}", committed.index)
-            });
-            self.tokens.committed(&committed)?;
-            self.requests.committed(&committed)?;
-            self.acknowledged.committed(&committed);
-            self.expiry.committed(&committed, &self.clients, self.now)?;
-            if let Some(stage) = &mut self.stage {
-                stage.committed(&committed, self.now);
+            let committed = self.agreement.applied(member, index, payload)?;
+            self.ledger.reach(self.agreement.state().revision());
+            if let Some(committed) = committed {
+                self.entry_committed(member, &committed)?;
             }
         }
-        self.tokens.compare(member, &self.agreement, last, revision)
+        let state = self.nodes[node].process.as_ref().expect("the caller looked").replica.state();
+        self.agreement.compare(member, state)?;
+        self.tokens.compare(member, &self.agreement, state.last_token(), state.revision())
     }
 
-    pub(super) fn carry_out(&mut self, node: usize, output: Output) -> Check {
+    /// An entry was applied that nobody had applied before.
+    fn entry_committed(&mut self, member: u64, committed: &Committed) -> Check {
+        self.trace.tell(self.now, || {
+            let what = words::command_words(&committed.command);
+            let came = words::outcome_words(&committed.applied.reply);
+            format!("entry {} is committed, says n{member}: {what}: {came}", committed.index)
+        });
+        for handed in words::handed_over(committed) {
+            self.trace.tell(self.now, || handed);
+        }
+        self.tokens.committed(committed)?;
+        self.requests.committed(committed)?;
+        self.acknowledged.committed(committed, &self.ledger);
+        self.ledger.follow(committed, self.agreement.state(), self.now)?;
+        self.waits.committed(committed, &self.ledger, self.now);
+        self.elections.committed(committed, &self.ledger, &self.plan)?;
+        self.watches.committed(committed);
+        self.expiry.committed(committed, &self.clients, self.now)?;
+        if let Some(stage) = &mut self.stage {
+            stage.committed(committed, self.now);
+        }
+        Ok(())
+    }
+
+    pub(super) fn carry_out(&mut self, node: usize, mut output: Output) -> Check {
+        let process = self.nodes[node].process.as_mut().expect("the caller looked");
+        process.remember(&mut output);
         for message in output.messages {
             self.agreement.sent(self.nodes[node].incarnation, &message)?;
             let Some(to) = (message.to as usize).checked_sub(1).filter(|to| *to < self.nodes.len()) else {
@@ -193,8 +207,17 @@ impl World {
         }
         for (call, answer) in output.replies {
             let process = self.nodes[node].process.as_mut().expect("a process that answers is there");
-            if let Some((client, life, operation)) = process.calls.remove(&call) {
-                self.deliver_answer(client, life, operation, node, answer);
+            let Some(call) = process.calls.remove(&call) else { continue };
+            if let Some(request) = &call.request {
+                self.waits.answered(request, &answer, self.now)?;
+            }
+            self.deliver_answer(&call, node, answer);
+        }
+        if self.quiet_since.is_some_and(|since| self.now > since + 3 * SECOND) {
+            let process = self.nodes[node].process.as_ref().expect("a process that answers is there");
+            for call in process.calls.values() {
+                let Some(request) = &call.request else { continue };
+                self.waits.is_told(request, call.asked_at, self.now)?;
             }
         }
         if let Some(file) = output.snapshot {

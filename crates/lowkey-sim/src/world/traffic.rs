@@ -1,11 +1,12 @@
 //! What travels between machines and clients, and what the clients of a world do.
 
-use lowkey_core::{Command, Refusal, Reply};
+use lowkey_core::{Command, Reply, RequestId};
 use lowkey_replica::{CallId, Failure, Input, Request, Response, wire};
 
 use super::{Event, World};
-use crate::client::Outcome;
-use crate::invariants::{Check, mutual_exclusion};
+use crate::client::{Outcome, Send, command_of, wait_of};
+use crate::invariants::{Check, Write, mutual_exclusion, one_leader};
+use crate::node::Call;
 use crate::plan::MILLISECOND;
 use crate::words;
 
@@ -62,18 +63,15 @@ impl World {
         let Some(process) = &mut self.nodes[node].process else { return };
         process.last_call += 1;
         let call = CallId(process.last_call);
-        process.calls.insert(call, (client, life, operation));
+        let wait_nanos = wait_of(&request).map_or(0, |wait| wait.nanos());
+        let (request_id, asked_at) = (id_of(&request), self.now);
+        let caller = Call { client, life, operation, request: request_id, asked_at, wait_nanos };
+        process.calls.insert(call, caller);
         self.input(node, Input::Request(call, request));
     }
 
-    pub(super) fn deliver_answer(
-        &mut self,
-        client: usize,
-        life: u64,
-        operation: u64,
-        node: usize,
-        answer: Result<Response, Failure>,
-    ) {
+    pub(super) fn deliver_answer(&mut self, call: &Call, node: usize, answer: Result<Response, Failure>) {
+        let Call { client, life, operation, .. } = *call;
         if self.client_cut.contains(&(client, node)) || self.random.one_in(self.faults.loss_one_in) {
             return;
         }
@@ -114,15 +112,22 @@ impl World {
         }
         let sends = self.clients[client].act(self.now, &self.plan, &mut self.random);
         for send in sends {
-            let node = send.node % self.nodes.len();
-            if send.again {
+            let (node, operation, request, again) = match send {
+                Send::Leave { node, operation } => {
+                    self.leave(client, operation, node % self.nodes.len());
+                    continue;
+                }
+                Send::Request { node, operation, request, again } => {
+                    (node % self.nodes.len(), operation, request, again)
+                }
+            };
+            if again {
                 let owner = &self.clients[client].owner;
                 let what = words::request_words;
-                self.trace.tell(self.now, || {
-                    format!("{owner} asks n{} again to {}", node + 1, what(&send.request))
-                });
+                self.trace
+                    .tell(self.now, || format!("{owner} asks n{} again to {}", node + 1, what(&request)));
             }
-            self.request_leaves(client, send.operation, node, send.request);
+            self.request_leaves(client, operation, node, request);
         }
         self.write_if_holding(client)?;
         self.wake_client(client);
@@ -130,6 +135,7 @@ impl World {
     }
 
     pub(crate) fn request_leaves(&mut self, client: usize, operation: u64, node: usize, request: Request) {
+        self.elections.asked(&request);
         if self.now < self.clients[client].muted_until || self.random.one_in(self.faults.loss_one_in) {
             return;
         }
@@ -137,10 +143,49 @@ impl World {
         if self.random.one_in(self.faults.duplicate_one_in) {
             // A copy may come when all is forgotten.
             let (at, request) = (self.now + self.delay() * self.random.between(1, 100), request.clone());
-            self.schedule(at, Event::Request { client, life, operation, node, request });
+            self.schedule(at, Event::Request { client, life, operation, node, request, is_copy: true });
         }
         let at = self.now + self.delay();
-        self.schedule(at, Event::Request { client, life, operation, node, request });
+        self.schedule(at, Event::Request { client, life, operation, node, request, is_copy: false });
+    }
+
+    /// A client drops a call: the node notices, unless nothing gets through.
+    pub(crate) fn leave(&mut self, client: usize, operation: u64, node: usize) {
+        let (life, at) = (self.clients[client].life, self.now + self.delay());
+        self.schedule(at, Event::Leave { client, life, operation, node });
+    }
+
+    pub(super) fn caller_leaves(&mut self, client: usize, life: u64, operation: u64, node: usize) {
+        if self.client_cut.contains(&(client, node)) {
+            return;
+        }
+        let Some(process) = &mut self.nodes[node].process else { return };
+        let is_it = |call: &Call| (call.client, call.life, call.operation) == (client, life, operation);
+        let gone: Vec<CallId> =
+            process.calls.extract_if(.., |_, call| is_it(call)).map(|(id, _)| id).collect();
+        for call in gone {
+            self.input(node, Input::CallerGone(call));
+        }
+    }
+
+    /// A client is gone, and with it all its connections.
+    pub(crate) fn leave_all(&mut self, client: usize) {
+        let life = self.clients[client].life;
+        for node in 0..self.nodes.len() {
+            let Some(process) = &self.nodes[node].process else { continue };
+            let calls = process.calls.values().filter(|call| (call.client, call.life) == (client, life));
+            for operation in calls.map(|call| call.operation).collect::<Vec<_>>() {
+                self.leave(client, operation, node);
+            }
+        }
+    }
+
+    /// A process is gone, and those who waited for it notice that their connections are.
+    pub(crate) fn reset_connections(&mut self, node: usize) {
+        let Some(process) = &mut self.nodes[node].process else { return };
+        for call in std::mem::take(&mut process.calls).into_values() {
+            self.deliver_answer(&call, node, Err(Failure::OutcomeUnknown));
+        }
     }
 
     /// A holder uses what it holds: at once, or with a write that takes its time.
@@ -148,12 +193,17 @@ impl World {
         if !self.clients[client].believes_at(self.now) {
             return Ok(());
         }
-        let Some(hold) = self.clients[client].hold.clone() else { return Ok(()) };
+        let holds: Vec<_> = self.clients[client].beliefs_at(self.now).collect();
+        let (hold, claim) = self.random.pick(&holds);
+        let covered: Vec<_> = self.plan.names.iter().filter(|name| claim.covers(name)).collect();
+        let to = if covered.is_empty() { hold.lock.clone() } else { (*self.random.pick(&covered)).clone() };
+        let lease = claim.lease.expect("whoever believes has a lease");
+        let write = Write { to, lock: hold.lock.clone(), lease, token: hold.token, mode: hold.mode };
         if self.random.one_in(2) {
-            return self.fencing.write_in_belief(&hold.lock, hold.token, &self.tokens);
+            return self.fencing.write_in_belief(&write, &self.tokens);
         }
         let at = self.now + self.delay() * self.random.between(1, 100);
-        self.schedule(at, Event::Write { lock: hold.lock, token: hold.token });
+        self.schedule(at, Event::Write(write));
         Ok(())
     }
 
@@ -198,23 +248,40 @@ impl World {
                 self.expiry.lost(&owner, lease, believed)?;
             }
             Outcome::Ended { operation, answer } => {
-                if self.quiet {
+                if self.quiet_since.is_some() {
                     self.clients[client].done_in_quiet += 1;
                 }
                 if let (
-                    Ok(Response::Applied(Reply::Granted { token, .. })),
-                    Request::Command(Command::Acquire { lock, .. }),
-                ) = (&answer, &operation.request)
+                    Ok(
+                        Response::Applied(Reply::Granted { token, .. })
+                        | Response::GrantedAfter { reply: Reply::Granted { token, .. }, .. },
+                    ),
+                    Some(Command::Acquire { lock, .. }),
+                ) = (&answer, command_of(&operation.request))
                 {
                     self.tokens.told(lock, *token)?;
                 }
-                if !matches!(answer, Err(Failure::Refused(Refusal::LeaseNotFound { .. }))) {
-                    self.acknowledged.answered(&operation, &answer, self.now)?;
+                if let Ok(response) = &answer {
+                    self.elections.told(response)?;
                 }
+                self.acknowledged.answered(&operation, &answer, &self.ledger, self.now)?;
                 mutual_exclusion(&self.clients, client, self.now)?;
+                one_leader(&self.clients, &self.plan, self.now)?;
             }
         }
         self.wake_client(client);
         Ok(())
+    }
+}
+
+/// The id of a request, if it has one.
+fn id_of(request: &Request) -> Option<RequestId> {
+    match command_of(request)? {
+        Command::CreateLease { request, .. }
+        | Command::RevokeLease { request, .. }
+        | Command::Acquire { request, .. }
+        | Command::Release { request, .. }
+        | Command::SetValue { request, .. } => Some(request.clone()),
+        Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => None,
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream};
-use lowkey_api::v1::lock_service_server;
+use lowkey_api::v1::{election_service_server, lock_service_server};
 use tokio::time::{Interval, MissedTickBehavior};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -24,7 +24,8 @@ pub(super) struct Health<N> {
 
 /// The empty name is the whole node.
 fn is_known(service: &str) -> bool {
-    service.is_empty() || service == lock_service_server::SERVICE_NAME
+    const SERVICES: [&str; 2] = [lock_service_server::SERVICE_NAME, election_service_server::SERVICE_NAME];
+    service.is_empty() || SERVICES.contains(&service)
 }
 
 fn status_of<N: Node>(node: &N, service: &str) -> ServingStatus {

@@ -1,9 +1,10 @@
-//! The gRPC port: [`LockService`], health and reflection.
+//! The gRPC port: locks, elections, health and reflection.
 
+mod election_service;
 mod health;
 mod heartbeat;
+mod lock_service;
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use ::http::Version;
@@ -11,21 +12,17 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response as HttpResponse;
-use futures::Stream;
-use lowkey_api::v1::lock_service_server::{LockService, LockServiceServer};
-use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CreateLeaseRequest,
-    CreateLeaseResponse, GetLockRequest, GetLockResponse, GetStatusRequest, GetStatusResponse,
-    HeartbeatRequest, HeartbeatResponse, ReleaseLockRequest, ReleaseLockResponse, RenewLeaseRequest,
-    RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse,
-};
+use futures::TryStreamExt;
+use futures::stream::MapErr;
+use lowkey_api::v1::election_service_server::ElectionServiceServer;
+use lowkey_api::v1::lock_service_server::LockServiceServer;
 use lowkey_api::{ApiError, FILE_DESCRIPTOR_SET, Reason};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 use tonic::service::Routes;
-use tonic::{Request as GrpcRequest, Response, Status, Streaming};
+use tonic::{Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 
-use super::{Dialect, Node, envelope};
+use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, envelope};
 
 /// The services of the gRPC port. `http_address` is where this node serves HTTP/JSON: told to
 /// those who come here with it.
@@ -39,6 +36,8 @@ pub fn router<N: Node>(
 ) -> Result<Router, tonic_reflection::server::Error> {
     let lock_service =
         LockServiceServer::new(Grpc { node: Arc::clone(&node) }).max_decoding_message_size(REQUEST_BYTES_MAX);
+    let election_service = ElectionServiceServer::new(Grpc { node: Arc::clone(&node) })
+        .max_decoding_message_size(REQUEST_BYTES_MAX);
     let health_service = HealthServer::new(health::Health { node: Arc::clone(&node) })
         .max_decoding_message_size(REQUEST_BYTES_MAX);
     let reflection = || {
@@ -48,6 +47,7 @@ pub fn router<N: Node>(
     };
 
     let routes = Routes::new(lock_service)
+        .add_service(election_service)
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
@@ -78,7 +78,7 @@ async fn unknown_method(request: Request) -> HttpResponse {
     Dialect::Grpc.error(ApiError::new(Reason::NoSuchRoute, message))
 }
 
-/// [`LockService`] as the node behind it answers.
+/// A service as the node behind it answers.
 struct Grpc<N> {
     node: Arc<N>,
 }
@@ -88,71 +88,13 @@ fn reply<T>(answer: Result<T, ApiError>) -> Result<Response<T>, Status> {
     answer.map(Response::new).map_err(Status::from)
 }
 
-#[tonic::async_trait]
-impl<N: Node> LockService for Grpc<N> {
-    type HeartbeatStream = Pin<Box<dyn Stream<Item = Result<HeartbeatResponse, Status>> + Send>>;
+/// The node's events, in gRPC's types: the very stream, so that the one is dropped with the other.
+type StatusEvents<T> = MapErr<EventStream<T>, fn(ApiError) -> Status>;
 
-    async fn create_lease(
-        &self,
-        request: GrpcRequest<CreateLeaseRequest>,
-    ) -> Result<Response<CreateLeaseResponse>, Status> {
-        reply(self.node.create_lease(request.into_inner()).await)
-    }
-
-    async fn renew_lease(
-        &self,
-        request: GrpcRequest<RenewLeaseRequest>,
-    ) -> Result<Response<RenewLeaseResponse>, Status> {
-        reply(self.node.renew_lease(request.into_inner()).await)
-    }
-
-    async fn revoke_lease(
-        &self,
-        request: GrpcRequest<RevokeLeaseRequest>,
-    ) -> Result<Response<RevokeLeaseResponse>, Status> {
-        reply(self.node.revoke_lease(request.into_inner()).await)
-    }
-
-    async fn heartbeat(
-        &self,
-        request: GrpcRequest<Streaming<HeartbeatRequest>>,
-    ) -> Result<Response<Self::HeartbeatStream>, Status> {
-        let answers = heartbeat::answers(Arc::clone(&self.node), request.into_inner());
-        Ok(Response::new(Box::pin(answers)))
-    }
-
-    async fn acquire_lock(
-        &self,
-        request: GrpcRequest<AcquireLockRequest>,
-    ) -> Result<Response<AcquireLockResponse>, Status> {
-        reply(self.node.acquire_lock(request.into_inner()).await)
-    }
-
-    async fn release_lock(
-        &self,
-        request: GrpcRequest<ReleaseLockRequest>,
-    ) -> Result<Response<ReleaseLockResponse>, Status> {
-        reply(self.node.release_lock(request.into_inner()).await)
-    }
-
-    async fn get_lock(
-        &self,
-        request: GrpcRequest<GetLockRequest>,
-    ) -> Result<Response<GetLockResponse>, Status> {
-        reply(self.node.get_lock(request.into_inner()).await)
-    }
-
-    async fn get_status(
-        &self,
-        _request: GrpcRequest<GetStatusRequest>,
-    ) -> Result<Response<GetStatusResponse>, Status> {
-        Ok(Response::new(self.node.get_status()))
-    }
-
-    async fn add_peer(
-        &self,
-        request: GrpcRequest<AddPeerRequest>,
-    ) -> Result<Response<AddPeerResponse>, Status> {
-        reply(self.node.add_peer(request.into_inner()).await)
-    }
+/// The node's answer to a watch, in gRPC's types.
+fn reply_events<T>(answer: Result<Events<T>, ApiError>) -> Result<Response<StatusEvents<T>>, Status> {
+    let Events { stream, revision } = answer?;
+    let mut response = Response::new(stream.map_err(Status::from as fn(ApiError) -> Status));
+    response.metadata_mut().insert(REVISION_HEADER, revision.into());
+    Ok(response)
 }

@@ -1,8 +1,8 @@
 //! From the bytes of a body to a message, or to a refusal that names the field at fault.
 
 use lowkey_api::v1::{
-    AcquireLockRequest, AddPeerRequest, CreateLeaseRequest, ReleaseLockRequest, RenewLeaseRequest,
-    RevokeLeaseRequest,
+    AcquireLockRequest, AddPeerRequest, CampaignRequest, CheckTokenRequest, CreateLeaseRequest,
+    ProclaimRequest, ReleaseLockRequest, RenewLeaseRequest, ResignRequest, RevokeLeaseRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::{TTL_SECONDS_MAX, TTL_SECONDS_MIN, WAIT_MS_MAX};
@@ -23,29 +23,36 @@ pub(super) trait JsonRequest: DeserializeOwned {
 
 macro_rules! json_request {
     ($message:ty, $example:literal) => {
+        json_request!($message, $example, |message| Some(&mut message.request_id));
+    };
+    ($message:ty, $example:literal, |$self:ident| $request_id:expr) => {
         impl JsonRequest for $message {
             const EXAMPLE: &str = $example;
 
             fn request_id(&mut self) -> Option<&mut String> {
-                Some(&mut self.request_id)
+                let $self = self;
+                $request_id
             }
         }
     };
 }
 
 json_request!(CreateLeaseRequest, r#"{"ownerId":"worker-1","ttlSeconds":10}"#);
+json_request!(RenewLeaseRequest, r#"{"leaseId":1}"#, |_message| None);
 json_request!(RevokeLeaseRequest, r#"{"leaseId":1,"ownerId":"worker-1"}"#);
 json_request!(AcquireLockRequest, r#"{"lockName":"jobs/nightly","ownerId":"worker-1","leaseId":1}"#);
 json_request!(ReleaseLockRequest, r#"{"lockName":"jobs/nightly","leaseId":1,"fencingToken":1}"#);
+json_request!(CheckTokenRequest, r#"{"lockName":"jobs/nightly","fencingToken":1}"#, |_message| None);
+json_request!(
+    CampaignRequest,
+    r#"{"election":"scheduler","ownerId":"node-1","leaseId":1,"value":"10.0.0.1:80"}"#
+);
+json_request!(
+    ProclaimRequest,
+    r#"{"election":"scheduler","ownerId":"node-1","leaseId":1,"value":"10.0.0.1:81"}"#
+);
+json_request!(ResignRequest, r#"{"election":"scheduler","leaseId":1,"fencingToken":1}"#);
 json_request!(AddPeerRequest, r#"{"nodeId":"node-2","raftAddress":"127.0.0.1:7001"}"#);
-
-impl JsonRequest for RenewLeaseRequest {
-    const EXAMPLE: &str = r#"{"leaseId":1}"#;
-
-    fn request_id(&mut self) -> Option<&mut String> {
-        None
-    }
-}
 
 /// Parses a body.
 pub(super) fn parse<T: JsonRequest>(bytes: &[u8]) -> Result<T, ApiError> {
@@ -100,7 +107,7 @@ fn refuse_field<T: JsonRequest>(key: &str, value: &Value) -> ApiError {
 }
 
 /// The beginning of `text`: an answer must not grow with what was wrong.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -128,10 +135,34 @@ mod tests {
             (r#"{"leaseId":18446744073709551616}"#, "INVALID_LEASE_ID"),
             (r#"{"mode":"LOOSELY"}"#, "INVALID_MODE"),
             (r#"{"scope":{}}"#, "INVALID_SCOPE"),
+            (r#"{"mode":"exclusive"}"#, "INVALID_MODE"),
+            (r#"{"mode":7}"#, "INVALID_MODE"),
+            (r#"{"scope":"TREE"}"#, "INVALID_SCOPE"),
             (r#"{"waitMs":true}"#, "INVALID_WAIT_MS"),
+            (r#"{"waitMs":1e99}"#, "INVALID_WAIT_MS"),
+            (r#"{"wait_ms":"abc"}"#, "INVALID_WAIT_MS"),
+            (r#"{"waitMs":0.5}"#, "INVALID_WAIT_MS"),
         ] {
             assert_eq!(refusal(body).reason.as_str(), reason, "{body}");
         }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_allowed() {
+        for (body, allowed) in [
+            (r#"{"waitMs":1e99}"#, "0 to 86400000 milliseconds"),
+            (r#"{"mode":"LOOSELY"}"#, "EXCLUSIVE or SHARED"),
+            (r#"{"scope":"TREE"}"#, "NAME or SUBTREE"),
+            (r#"{"fencingToken":-1}"#, "0 to 2^64-1"),
+        ] {
+            let body = body.as_bytes();
+            let error = parse::<AcquireLockRequest>(body).err();
+            let error = error.or_else(|| parse::<CheckTokenRequest>(body).err()).unwrap();
+            assert!(error.message.contains(allowed), "{}", error.message);
+        }
+        let error = parse::<CampaignRequest>(br#"{"waitMs":"abc"}"#).unwrap_err();
+        assert_eq!(error.reason.as_str(), "INVALID_WAIT_MS");
+        assert!(error.message.contains("0 to 86400000"), "{}", error.message);
     }
 
     #[test]
@@ -186,6 +217,10 @@ mod tests {
         check::<RevokeLeaseRequest>();
         check::<AcquireLockRequest>();
         check::<ReleaseLockRequest>();
+        check::<CheckTokenRequest>();
+        check::<CampaignRequest>();
+        check::<ProclaimRequest>();
+        check::<ResignRequest>();
         check::<AddPeerRequest>();
     }
 }

@@ -1,9 +1,11 @@
 //! The HTTP port: the calls of the gRPC API as JSON, for `curl` and for languages without gRPC.
 //!
 //! A body is read as JSON whatever its content type says, so that a plain `curl -d` works. Errors
-//! have one form on every path, the unknown ones included.
+//! have one form on every path, the unknown ones included. What gRPC tells as a stream is told as
+//! server-sent events.
 
 pub(super) mod body;
+mod events;
 mod json;
 mod query;
 
@@ -18,8 +20,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use lowkey_api::v1::{
-    AcquireLockRequest, AddPeerRequest, CreateLeaseRequest, GetLockRequest, ReleaseLockRequest,
-    RenewLeaseRequest, RevokeLeaseRequest,
+    AcquireLockRequest, AddPeerRequest, CampaignRequest, CheckTokenRequest, CreateLeaseRequest,
+    ProclaimRequest, ReleaseLockRequest, RenewLeaseRequest, ResignRequest, RevokeLeaseRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use serde::Serialize;
@@ -39,7 +41,15 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Route
         .route("/v1/lease/revoke", post(revoke_lease::<N>))
         .route("/v1/lock/acquire", post(acquire_lock::<N>))
         .route("/v1/lock/release", post(release_lock::<N>))
+        .route("/v1/lock/check", post(check_token::<N>))
         .route("/v1/lock", get(get_lock::<N>))
+        .route("/v1/locks", get(list_locks::<N>))
+        .route("/v1/watch", get(watch::<N>))
+        .route("/v1/election/campaign", post(campaign::<N>))
+        .route("/v1/election/proclaim", post(proclaim::<N>))
+        .route("/v1/election/resign", post(resign::<N>))
+        .route("/v1/election/leader", get(leader::<N>))
+        .route("/v1/election/observe", get(observe::<N>))
         .route("/v1/status", get(get_status::<N>))
         .route("/v1/cluster/peers", post(add_peer::<N>))
         .route("/healthz", get(async || "ok\n"))
@@ -75,11 +85,40 @@ async fn add_peer<N: Node>(State(node): State<Arc<N>>, request: Request) -> Resp
     call(request, |body: AddPeerRequest| node.add_peer(body)).await
 }
 
+async fn check_token<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: CheckTokenRequest| node.check_token(body)).await
+}
+
+async fn campaign<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: CampaignRequest| node.campaign(body)).await
+}
+
+async fn proclaim<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: ProclaimRequest| node.proclaim(body)).await
+}
+
+async fn resign<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: ResignRequest| node.resign(body)).await
+}
+
 async fn get_lock<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
-    match query::lock_name(uri.query().unwrap_or_default()) {
-        Ok(lock_name) => respond(node.get_lock(GetLockRequest { lock_name }).await),
-        Err(error) => error_response(&error),
-    }
+    respond(async { node.get_lock(query::get_lock(&uri)?).await }.await)
+}
+
+async fn list_locks<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    respond(async { node.list_locks(query::list_locks(&uri)?).await }.await)
+}
+
+async fn leader<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    respond(async { node.leader(query::leader(&uri)?).await }.await)
+}
+
+async fn watch<N: Node>(State(node): State<Arc<N>>, uri: Uri, headers: HeaderMap) -> Response {
+    events::respond(async { node.watch(query::watch(&uri, &headers)?).await }.await)
+}
+
+async fn observe<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    events::respond(async { node.observe(query::observe(&uri)?).await }.await)
 }
 
 async fn get_status<N: Node>(State(node): State<Arc<N>>) -> Response {

@@ -1,27 +1,182 @@
-//! The parameters of a URL.
+//! The parameters of a URL, and the requests that are made of them.
+//!
+//! Each parameter may be given once, in either casing (`page_size` or `pageSize`), with the usual
+//! escapes. Unknown ones are ignored. One that is not as it must be is refused with the reason of its
+//! field, and the refusal says what is allowed.
 
-use lowkey_api::ApiError;
+use std::str::FromStr;
 
-const FIELD: &str = "lock_name";
+use ::http::{HeaderMap, HeaderName, Uri};
+use lowkey_api::v1::{GetLockRequest, LeaderRequest, ListLocksRequest, ObserveRequest, WatchRequest};
+use lowkey_api::{ApiError, Position};
 
-/// The lock's name out of `name=…`, with its escapes undone.
-pub(super) fn lock_name(query: &str) -> Result<String, ApiError> {
-    let mut names = query.split('&').filter_map(|pair| match pair.split_once('=') {
-        Some(("name", value)) => Some(value),
-        None if pair == "name" => Some(""),
-        _ => None,
-    });
-    let Some(name) = names.next() else {
-        return Err(ApiError::invalid(FIELD, "is missing; ask for GET /v1/lock?name=LOCK_NAME"));
+use super::json::shown;
+
+/// The header by which browsers tell the `id:` of the last event that they saw.
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// `GET /v1/lock`
+pub(super) fn get_lock(uri: &Uri) -> Result<GetLockRequest, ApiError> {
+    let query = Query::of(uri);
+    let Some(lock_name) = query.text_for("name", "lock_name")? else {
+        return Err(ApiError::invalid("lock_name", "is missing; ask for GET /v1/lock?name=LOCK_NAME"));
     };
-    if names.next().is_some() {
-        return Err(ApiError::invalid(FIELD, "must be given once: GET /v1/lock?name=LOCK_NAME"));
+    Ok(GetLockRequest { lock_name, stale: query.flag("stale")? })
+}
+
+/// `GET /v1/locks`
+pub(super) fn list_locks(uri: &Uri) -> Result<ListLocksRequest, ApiError> {
+    let query = Query::of(uri);
+    Ok(ListLocksRequest {
+        prefix: query.text("prefix")?.unwrap_or_default(),
+        page_size: query.number("page_size", "must be a whole number, 1 to 1000")?.unwrap_or_default(),
+        page_token: query.text("page_token")?.unwrap_or_default(),
+        stale: query.flag("stale")?,
+    })
+}
+
+/// `GET /v1/watch`
+///
+/// A browser that reconnects repeats the whole URL and adds the header Last-Event-ID. So the header
+/// counts, and where the URL wanted to begin does not.
+pub(super) fn watch(uri: &Uri, headers: &HeaderMap) -> Result<WatchRequest, ApiError> {
+    const FROM: &str = "must be a whole number from 1: the first revision that is wanted";
+    let query = Query::of(uri);
+    let (name, prefix) = (query.text("name")?, query.text("prefix")?);
+    if name.is_some() && prefix.is_some() {
+        return Err(ApiError::invalid("prefix", "cannot go with name: give one of them"));
     }
-    let Some(bytes) = decode(name) else {
-        return Err(ApiError::invalid(FIELD, "has a '%' that two hexadecimal digits do not follow"));
+    if name.as_deref() == Some("") {
+        let problem = "is empty; to watch every lock, ask for GET /v1/watch?prefix=";
+        return Err(ApiError::invalid("name", problem));
+    }
+    let from = query.number("from", FROM)?;
+    if from == Some(0) {
+        return Err(ApiError::invalid("from", format_args!("{FROM}, and is 0")));
+    }
+    let after = query.text("after")?.map(|after| position(after, "")).transpose()?;
+    let (from, after) = match last_event_id(headers)? {
+        Some(seen) => (None, Some(seen)),
+        None => (from, after),
     };
-    String::from_utf8(bytes)
-        .map_err(|_| ApiError::invalid(FIELD, "must be UTF-8 when its escapes are undone"))
+    Ok(WatchRequest {
+        name: name.unwrap_or_default(),
+        prefix: prefix.unwrap_or_default(),
+        from: from.unwrap_or_default(),
+        after: after.unwrap_or_default(),
+    })
+}
+
+/// `GET /v1/election/leader`
+pub(super) fn leader(uri: &Uri) -> Result<LeaderRequest, ApiError> {
+    let query = Query::of(uri);
+    Ok(LeaderRequest { election: query.election("leader")?, stale: query.flag("stale")? })
+}
+
+/// `GET /v1/election/observe`
+pub(super) fn observe(uri: &Uri) -> Result<ObserveRequest, ApiError> {
+    Ok(ObserveRequest { election: Query::of(uri).election("observe")? })
+}
+
+/// The position in the header Last-Event-ID. An empty one is as good as none.
+fn last_event_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    const SAID_BY: &str = "the header Last-Event-ID ";
+    let mut values = headers.get_all(LAST_EVENT_ID).iter();
+    let Some(value) = values.next().filter(|value| !value.is_empty()) else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(ApiError::invalid("after", format_args!("{SAID_BY}must be given once")));
+    }
+    position(String::from_utf8_lossy(value.as_bytes()).into_owned(), SAID_BY).map(Some)
+}
+
+/// The text of a position, once it is clear that it is one.
+fn position(text: String, said_by: &str) -> Result<String, ApiError> {
+    match text.parse::<Position>() {
+        Ok(_) => Ok(text),
+        Err(invalid) => {
+            let problem = format!("{said_by}{invalid}, and is {:?}", shown(&text));
+            Err(ApiError::invalid("after", problem))
+        }
+    }
+}
+
+/// The part of a URL behind the question mark.
+struct Query<'a> {
+    text: &'a str,
+}
+
+impl<'a> Query<'a> {
+    fn of(uri: &'a Uri) -> Self {
+        Self { text: uri.query().unwrap_or_default() }
+    }
+
+    /// The parameter that is named like its field, with its escapes undone.
+    fn text(&self, field: &'static str) -> Result<Option<String>, ApiError> {
+        self.text_for(field, field)
+    }
+
+    /// The parameter `name`, given in snake case, which fills `field`.
+    fn text_for(&self, name: &str, field: &'static str) -> Result<Option<String>, ApiError> {
+        let pairs = self.text.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let mut values = pairs.filter(|(key, _)| is_named(key, name)).map(|(_, value)| value);
+        let Some(value) = values.next() else { return Ok(None) };
+        if values.next().is_some() {
+            return Err(ApiError::invalid(field, format_args!("must be given once, as {name}=…")));
+        }
+        let Some(bytes) = decode(value) else {
+            return Err(ApiError::invalid(field, "has a '%' that two hexadecimal digits do not follow"));
+        };
+        let text = String::from_utf8(bytes);
+        text.map(Some).map_err(|_| ApiError::invalid(field, "must be UTF-8 when its escapes are undone"))
+    }
+
+    /// A number in digits alone. What is `allowed` is told to those who give anything else.
+    fn number<T: FromStr>(&self, field: &'static str, allowed: &str) -> Result<Option<T>, ApiError> {
+        let Some(text) = self.text(field)? else { return Ok(None) };
+        let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        match text.parse() {
+            Ok(number) if is_digits => Ok(Some(number)),
+            _ => Err(ApiError::invalid(field, format_args!("{allowed}, and is {:?}", shown(&text)))),
+        }
+    }
+
+    /// Yes or no, and no if it is not given.
+    fn flag(&self, field: &'static str) -> Result<bool, ApiError> {
+        match self.text(field)?.as_deref() {
+            None | Some("false" | "0") => Ok(false),
+            Some("true" | "1") => Ok(true),
+            Some(other) => {
+                let problem = format!("must be true or false, and is {:?}", shown(other));
+                Err(ApiError::invalid(field, problem))
+            }
+        }
+    }
+
+    /// The election that `route` is asked about.
+    fn election(&self, route: &str) -> Result<String, ApiError> {
+        self.text("election")?.ok_or_else(|| {
+            let problem = format!("is missing; ask for GET /v1/election/{route}?election=NAME");
+            ApiError::invalid("election", problem)
+        })
+    }
+}
+
+/// Whether `key`, as it stands in a URL, is `name` (in snake case) in either casing.
+fn is_named(key: &str, name: &str) -> bool {
+    let Some(key) = decode(key) else { return false };
+    if key == name.as_bytes() {
+        return true;
+    }
+    let mut camel_case = Vec::with_capacity(name.len());
+    let mut words = name.split('_').map(str::as_bytes);
+    camel_case.extend_from_slice(words.next().unwrap_or_default());
+    for word in words {
+        if let [first, rest @ ..] = word {
+            camel_case.push(first.to_ascii_uppercase());
+            camel_case.extend_from_slice(rest);
+        }
+    }
+    key == camel_case
 }
 
 /// Undoes the escapes of a query: `%41` is a byte, and `+` a space. `None` if an escape is broken.
@@ -44,7 +199,17 @@ fn hex_digit(byte: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use ::http::HeaderValue;
+
     use super::*;
+
+    fn uri(query: &str) -> Uri {
+        format!("/?{query}").parse().unwrap()
+    }
+
+    fn watch_of(query: &str) -> Result<WatchRequest, ApiError> {
+        watch(&uri(query), &HeaderMap::new())
+    }
 
     #[test]
     fn escapes_are_undone() {
@@ -53,11 +218,11 @@ mod tests {
             ("name=a%2Fb%2fc", "a/b/c"),
             ("name=a/b=c?d", "a/b=c?d"),
             ("x=1&name=a+b%2Bc&y", "a b+c"),
-            ("name=%C3%BC", "ü"),
+            ("n%61me=%C3%BC", "ü"),
             ("name=", ""),
             ("name", ""),
         ] {
-            assert_eq!(lock_name(query).as_deref(), Ok(name), "{query}");
+            assert_eq!(get_lock(&uri(query)).map(|lock| lock.lock_name).as_deref(), Ok(name), "{query}");
         }
     }
 
@@ -65,8 +230,96 @@ mod tests {
     fn what_cannot_be_a_name_is_refused_with_its_field() {
         for query in ["", "lock=a", "name=%ff", "name=%C3", "name=%", "name=%4", "name=%zz", "name=a&name=b"]
         {
-            let error = lock_name(query).expect_err(query);
+            let error = get_lock(&uri(query)).expect_err(query);
             assert_eq!(error.reason.as_str(), "INVALID_LOCK_NAME", "{query}");
         }
+    }
+
+    #[test]
+    fn either_casing_is_understood_but_not_both_at_once() {
+        for query in ["page_size=7&page_token=t", "pageToken=t&pageSize=7", "pageSize=007&page_token=t"] {
+            let list = list_locks(&uri(query)).unwrap();
+            assert_eq!((list.page_size, list.page_token.as_str()), (7, "t"), "{query}");
+        }
+        for query in ["page_size=7&pageSize=7", "pageSize=1&pageSize=1"] {
+            let error = list_locks(&uri(query)).unwrap_err();
+            assert_eq!(error.reason.as_str(), "INVALID_PAGE_SIZE", "{query}");
+            assert!(error.message.contains("once"), "{}", error.message);
+        }
+        for query in ["PageSize=7", "PAGE_SIZE=7", "pagesize=7", "page-size=7", "page_Size=7"] {
+            assert_eq!(list_locks(&uri(query)).unwrap().page_size, 0, "{query} is another parameter");
+        }
+    }
+
+    #[test]
+    fn flags_are_true_or_false() {
+        for (query, stale) in
+            [("", false), ("stale=true", true), ("stale=1", true), ("stale=false", false), ("stale=0", false)]
+        {
+            assert_eq!(list_locks(&uri(query)).unwrap().stale, stale, "{query}");
+        }
+        for query in ["stale", "stale=", "stale=yes", "stale=TRUE", "stale=2"] {
+            assert_eq!(list_locks(&uri(query)).unwrap_err().reason.as_str(), "INVALID_STALE", "{query}");
+        }
+    }
+
+    #[test]
+    fn a_watch_is_of_a_name_or_of_a_prefix() {
+        assert_eq!(watch_of("name=a").unwrap().name, "a");
+        assert_eq!(watch_of("prefix=a/").unwrap().prefix, "a/");
+        assert_eq!(watch_of("prefix=").unwrap(), WatchRequest::default());
+        assert_eq!(watch_of("").unwrap(), WatchRequest::default());
+        for (query, reason) in [
+            ("name=a&name=a", "INVALID_NAME"),
+            ("name=", "INVALID_NAME"),
+            ("name=%", "INVALID_NAME"),
+            ("name=a&prefix=b", "INVALID_PREFIX"),
+            ("name=a&prefix=", "INVALID_PREFIX"),
+            ("prefix=a&prefix=b", "INVALID_PREFIX"),
+        ] {
+            assert_eq!(watch_of(query).unwrap_err().reason.as_str(), reason, "{query}");
+        }
+    }
+
+    #[test]
+    fn a_watch_begins_at_a_revision_or_after_a_position() {
+        assert_eq!(watch_of("from=1").unwrap().from, 1);
+        assert_eq!(watch_of("from=18446744073709551615").unwrap().from, u64::MAX);
+        assert_eq!(watch_of("after=12.3").unwrap().after, "12.3");
+        assert_eq!(watch_of("after=12").unwrap().after, "12");
+        for from in ["", "0", "-1", "%2B1", "1.5", "1e3", "18446744073709551616", "now"] {
+            let error = watch_of(&format!("from={from}")).expect_err(from);
+            assert_eq!(error.reason.as_str(), "INVALID_FROM", "{from}");
+            assert!(error.message.contains("whole number from 1"), "{}", error.message);
+        }
+        for after in ["", "12.", ".3", "1.2.3", "-1", "12,3", "1.4294967296"] {
+            let error = watch_of(&format!("after={after}")).expect_err(after);
+            assert_eq!(error.reason.as_str(), "INVALID_AFTER", "{after}");
+            assert!(error.message.contains("REVISION.ORDINAL"), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn what_a_browser_saw_last_counts_more_than_the_url_that_it_repeats() {
+        let resumed = |query, seen| {
+            let mut headers = HeaderMap::new();
+            headers.insert(LAST_EVENT_ID, HeaderValue::from_static(seen));
+            watch(&uri(query), &headers).map(|watch| (watch.from, watch.after))
+        };
+        for query in ["name=a", "name=a&from=5", "name=a&after=7.1"] {
+            assert_eq!(resumed(query, "12.3"), Ok((0, "12.3".to_owned())), "{query}");
+        }
+        assert_eq!(resumed("name=a&from=5", ""), Ok((5, String::new())));
+        let error = resumed("name=a", "yesterday").unwrap_err();
+        assert_eq!(error.reason.as_str(), "INVALID_AFTER");
+        assert!(error.message.contains("Last-Event-ID"), "{}", error.message);
+    }
+
+    #[test]
+    fn an_election_is_needed() {
+        assert_eq!(leader(&uri("election=e&stale=1")).unwrap().election, "e");
+        assert_eq!(observe(&uri("election=e")).unwrap().election, "e");
+        assert_eq!(leader(&uri("name=e")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
+        assert_eq!(observe(&uri("")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
     }
 }

@@ -1,0 +1,303 @@
+//! What would become of a command: read-only, and the same for a leader that asks and for `apply`.
+
+use super::waiting::LAST;
+use super::{Lease, State};
+use crate::claim::{Claim, Mode, Scope};
+use crate::command::{AcquireWith, Command, GrantRef, Refusal, Reply, Requester};
+use crate::holders::Grant;
+use crate::limits::{LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
+use crate::mutants;
+use crate::name::{LeaseId, LockName, OwnerId, RequestId, Ticket, Token};
+use crate::recent::Recent;
+
+/// What a release means.
+pub(super) enum Released {
+    /// A grant of this lease.
+    Grant(LeaseId),
+    /// A wait.
+    Wait(Ticket),
+}
+
+impl State {
+    /// What would become of a command now: refused, answered as before because its request is known
+    /// (`Some`), or carried out (`None`).
+    pub fn check(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
+        match command {
+            Command::CreateLease { owner, request, .. } => self.known_lease_request(owner, request, command),
+            Command::RevokeLease { lease, owner, request, .. } => {
+                if let Some(reply) = self.known_lease_request(owner, request, command)? {
+                    return Ok(Some(reply));
+                }
+                self.owned_lease(*lease, owner)?;
+                Ok(None)
+            }
+            Command::Acquire { .. } => self.check_acquire(command),
+            Command::Release { .. } => self.check_release(command),
+            Command::SetValue { lock, owner, lease, token, request, .. } => {
+                let holder = self.running_lease(*lease, owner)?;
+                if let Some(reply) = self.known_request(holder, request, command)? {
+                    return Ok(Some(reply));
+                }
+                check_token(lock, self.grant_of(lock, *lease)?, *token)?;
+                Ok(None)
+            }
+            Command::Expire { .. } | Command::CancelWait { .. } => Ok(None),
+            Command::AddMember { node } => {
+                let taken = self
+                    .members
+                    .values()
+                    .find(|member| member.name == node.name && member.identity != node.identity);
+                match taken {
+                    Some(member) => {
+                        Err(Refusal::NodeNameTaken { name: node.name.clone(), by: member.identity })
+                    }
+                    None => Ok(None),
+                }
+            }
+        }
+    }
+
+    fn check_acquire(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
+        let Command::Acquire { lock, owner, with, mode, scope, wait, request, .. } = command else {
+            unreachable!("only an acquire is checked as one")
+        };
+        let lease_id = match *with {
+            AcquireWith::NewLease(_) => {
+                if let Some(reply) = self.known_lease_request(owner, request, command)? {
+                    return Ok(Some(reply));
+                }
+                None
+            }
+            AcquireWith::Lease(lease_id)
+                if !self.leases.contains_key(&lease_id)
+                    && mutants::is_active("grant without a lease check") =>
+            {
+                None
+            }
+            AcquireWith::Lease(lease_id) => {
+                let lease = self.running_lease(lease_id, owner)?;
+                if let Some(reply) = self.known_request(lease, request, command)? {
+                    return Ok(Some(reply));
+                }
+                Some((lease_id, lease))
+            }
+        };
+        if let Some((lease_id, lease)) = lease_id {
+            if let Some((mode, scope)) = self.claimed(lease_id, lock).filter(|own| *own != (*mode, *scope)) {
+                return Err(Refusal::AlreadyHeld { lock: lock.clone(), lease: lease_id, mode, scope });
+            }
+            // The same lease asks again: the same grant. It is carried out all the same, because the
+            // request must be remembered: a late copy of it may arrive when the lock is free.
+            if lease.held.contains(lock) {
+                return Ok(None);
+            }
+            if lease.lock_count() >= LOCKS_PER_LEASE_MAX {
+                return Err(Refusal::TooManyLocks { lease: lease_id });
+            }
+        }
+        let lease = lease_id.map(|(lease_id, _)| lease_id);
+        let claim = Claim { lock: lock.clone(), lease, mode: *mode, scope: *scope };
+        if !self.is_blocked(&claim) {
+            return Ok(None);
+        }
+        if !wait {
+            let in_the_way =
+                self.in_the_way(&claim, LAST).expect("whoever is blocked, is blocked by a holder");
+            return Err(Refusal::LockHeld { lock: lock.clone(), in_the_way });
+        }
+        if self.waiter_count(lock) >= WAITERS_PER_LOCK_MAX {
+            return Err(Refusal::TooManyWaiters { lock: lock.clone() });
+        }
+        Ok(None)
+    }
+
+    fn check_release(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
+        let Command::Release { lock, grant, token, request, .. } = command else {
+            unreachable!("only a release is checked as one")
+        };
+        if let GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) = grant
+            && let Some(lease) = self.leases.get(lease)
+            && let Some(reply) = self.known_request(lease, request, command)?
+        {
+            return Ok(Some(reply));
+        }
+        match self.released(lock, grant, *token)? {
+            Released::Wait(_) => Ok(None),
+            Released::Grant(lease) => {
+                // A release that names no lease is remembered by the lease that held the grant.
+                if let Some(reply) = self.known_request(&self.leases[&lease], request, command)? {
+                    return Ok(Some(reply));
+                }
+                check_token(lock, self.grant_of(lock, lease)?, *token)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Which grant or wait a release means.
+    pub(super) fn released(
+        &self,
+        lock: &LockName,
+        grant_ref: &GrantRef,
+        token: Option<Token>,
+    ) -> Result<Released, Refusal> {
+        match grant_ref {
+            GrantRef::Lease(lease) => self.grant_of(lock, *lease).map(|grant| Released::Grant(grant.lease)),
+            GrantRef::Request(acquire, requester) => {
+                // Who knows a token does not mean a wait.
+                let waiting =
+                    self.wait_of(acquire, requester).filter(|ticket| self.waits[ticket].lock == *lock);
+                if let Some(ticket) = waiting.filter(|_| token.is_none()) {
+                    return Ok(Released::Wait(ticket));
+                }
+                let Some(held) = self.locks.get(lock) else {
+                    return Err(Refusal::LockNotFound { lock: lock.clone() });
+                };
+                let meant = held.holders.iter().find(|grant| self.answers(grant, acquire, requester));
+                match (meant, held.holders.iter().next()) {
+                    (Some(grant), _) => Ok(Released::Grant(grant.lease)),
+                    (None, None) => Err(Refusal::LockNotFound { lock: lock.clone() }),
+                    (None, Some(other)) => Err(held_by_another(lock, other)),
+                }
+            }
+        }
+    }
+
+    /// What the lease holds under that name.
+    pub(super) fn grant_of(&self, lock: &LockName, lease: LeaseId) -> Result<&Grant, Refusal> {
+        let Some(held) = self.locks.get(lock) else {
+            return Err(Refusal::LockNotFound { lock: lock.clone() });
+        };
+        match (held.holders.get(lease), held.holders.iter().next()) {
+            (Some(grant), _) => Ok(grant),
+            (None, None) => Err(Refusal::LockNotFound { lock: lock.clone() }),
+            (None, Some(other)) => Err(held_by_another(lock, other)),
+        }
+    }
+
+    /// How a lease has this name, or is to have it. Invariant: in one way only.
+    pub(crate) fn claimed(&self, lease_id: LeaseId, lock: &LockName) -> Option<(Mode, Scope)> {
+        let lease = self.leases.get(&lease_id)?;
+        if lease.held.contains(lock) {
+            let grant = self.locks[lock].holders.get(lease_id).expect("a lease holds what it lists");
+            return Some((grant.mode, grant.scope));
+        }
+        let ticket = lease.waits_for(lock).next()?;
+        self.waits.get(&ticket).map(|wait| (wait.mode, wait.scope))
+    }
+
+    fn wait_of(&self, acquire: &RequestId, requester: &Requester) -> Option<Ticket> {
+        match requester {
+            Requester::Lease(lease) => {
+                self.leases.get(lease)?.waits.as_ref()?.by_request.get(acquire).copied()
+            }
+            Requester::Owner(owner) => {
+                self.lease_making_waits.get(&(owner.clone(), acquire.clone())).copied()
+            }
+        }
+    }
+
+    /// True if this grant was the answer to that acquire, the first time or again.
+    fn answers(&self, grant: &Grant, acquire: &RequestId, requester: &Requester) -> bool {
+        let remembered = match requester {
+            Requester::Lease(lease) if *lease != grant.lease => return false,
+            Requester::Lease(_) if grant.request == *acquire => return true,
+            Requester::Lease(lease) => self.leases[lease].requests.get(acquire),
+            // Only what made its own lease is the owner's to name: the ids of acquires on a lease are
+            // that lease's own, and another lease of the same owner may have used the same.
+            Requester::Owner(owner) => self.lease_requests.get(&(owner.clone(), acquire.clone())),
+        };
+        let reply = remembered.map(|remembered| &remembered.reply);
+        matches!(reply, Some(Reply::Granted { token, .. }) if *token == grant.token)
+    }
+
+    fn owned_lease(&self, lease_id: LeaseId, owner: &OwnerId) -> Result<&Lease, Refusal> {
+        let lease = self.leases.get(&lease_id).ok_or(Refusal::LeaseNotFound { lease: lease_id })?;
+        if lease.owner != *owner {
+            let what = format!("lease {lease_id} belongs to another owner than {owner}");
+            return Err(Refusal::NotOwner { what });
+        }
+        Ok(lease)
+    }
+
+    /// R7: nothing more can be hung on a lease that is itself still waiting to begin.
+    fn running_lease(&self, lease_id: LeaseId, owner: &OwnerId) -> Result<&Lease, Refusal> {
+        let lease = self.owned_lease(lease_id, owner)?;
+        if lease.is_waiting { Err(Refusal::LeaseNotFound { lease: lease_id }) } else { Ok(lease) }
+    }
+
+    /// What is known of a request that makes or ends a lease: it had its effect, or waits to have it.
+    fn known_lease_request(
+        &self,
+        owner: &OwnerId,
+        request: &RequestId,
+        command: &Command,
+    ) -> Result<Option<Reply>, Refusal> {
+        let key = (owner.clone(), request.clone());
+        match self
+            .lease_making_waits
+            .get(&key)
+            .filter(|_| !mutants::is_active("a retry takes a second place"))
+        {
+            Some(ticket) => self.still_waiting(*ticket, command).map(Some),
+            None => known(&self.lease_requests, &key, request, command),
+        }
+    }
+
+    /// What is known of a request on a lease: it had its effect, or waits to have it.
+    fn known_request(
+        &self,
+        lease: &Lease,
+        request: &RequestId,
+        command: &Command,
+    ) -> Result<Option<Reply>, Refusal> {
+        // The wait that is to make the lease is its owner's request.
+        let waits = lease.waits.as_ref().filter(|_| !lease.is_waiting);
+        let waits = waits.filter(|_| !mutants::is_active("a retry takes a second place"));
+        match waits.and_then(|waits| waits.by_request.get(request)) {
+            Some(ticket) => self.still_waiting(*ticket, command).map(Some),
+            None => known(&lease.requests, request, request, command),
+        }
+    }
+
+    fn still_waiting(&self, ticket: Ticket, command: &Command) -> Result<Reply, Refusal> {
+        let wait = &self.waits[&ticket];
+        if wait.fingerprint != command.fingerprint() {
+            return Err(Refusal::RequestReused { request: wait.request.clone() });
+        }
+        Ok(Reply::Waiting { ticket })
+    }
+}
+
+fn held_by_another(lock: &LockName, other: &Grant) -> Refusal {
+    let what = format!(
+        "lock {lock} is held by lease {}, with another grant than the one that was named",
+        other.lease
+    );
+    Refusal::NotOwner { what }
+}
+
+fn check_token(lock: &LockName, grant: &Grant, token: Option<Token>) -> Result<(), Refusal> {
+    match token {
+        Some(given) if given != grant.token && !mutants::is_active("release without token check") => {
+            Err(Refusal::StaleToken { lock: lock.clone(), given, current: grant.token })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The reply to a request that had its effect already; a refusal if that was another operation.
+fn known<K: Ord + Clone>(
+    table: &Recent<K>,
+    key: &K,
+    request: &RequestId,
+    command: &Command,
+) -> Result<Option<Reply>, Refusal> {
+    match table.get(key) {
+        None => Ok(None),
+        Some(remembered) if remembered.fingerprint == command.fingerprint() => {
+            Ok(Some(remembered.reply.clone()))
+        }
+        Some(_) => Err(Refusal::RequestReused { request: request.clone() }),
+    }
+}

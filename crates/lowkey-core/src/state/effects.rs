@@ -1,0 +1,353 @@
+//! What commands do, once they have passed the check.
+
+use super::check::Released;
+use super::waiting::Freed;
+use super::{Lease, State, Wait};
+use crate::claim::Claim;
+use crate::command::{
+    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, InTheWay, NodeInfo, Reply, WaitEnd,
+};
+use crate::holders::Grant;
+use crate::mutants;
+use crate::name::{LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
+use crate::recent::Remembered;
+
+impl State {
+    /// Carries out what passed the check and is not a repetition.
+    pub(super) fn carry_out(&mut self, term: u64, command: &Command, events: &mut Vec<Event>) -> Reply {
+        match command {
+            Command::CreateLease { owner, ttl, request } => {
+                let lease = self.create_lease(owner, *ttl);
+                events.push(Event::LeaseStarted { lease, ttl: *ttl });
+                let reply = Reply::LeaseCreated { lease, ttl: *ttl };
+                self.remember_lease_request(owner, request, command.fingerprint(), &reply);
+                reply
+            }
+            Command::RevokeLease { lease, owner, since_unix_ms, request } => {
+                let mut freed = Freed::default();
+                let released = self.end_lease(*lease, Cause::Revoked, &mut freed, events);
+                self.hand_over(freed, *since_unix_ms, events);
+                let reply = Reply::LeaseRevoked { released };
+                self.remember_lease_request(owner, request, command.fingerprint(), &reply);
+                reply
+            }
+            Command::Acquire { .. } => self.acquire(command, events),
+            Command::Release { lock, grant, token, since_unix_ms, request } => {
+                self.release(lock, grant, *token, *since_unix_ms, (request, command.fingerprint()), events)
+            }
+            Command::SetValue { lock, lease, value, request, .. } => {
+                self.set_value(lock, *lease, value, events);
+                let reply = Reply::ValueSet { revision: self.revision };
+                self.remember(*lease, request, command.fingerprint(), &reply);
+                reply
+            }
+            Command::CancelWait { tickets, since_unix_ms } => {
+                self.cancel_waits(tickets, *since_unix_ms, events)
+            }
+            Command::Expire { leases, decided_term, since_unix_ms } => {
+                // R4: a decision counts only in the term in which it was made. A later leader may
+                // have re-armed the lease (R3) and acknowledged renewals since.
+                if *decided_term != term && !mutants::is_active("expiry without the term check") {
+                    return Reply::Expired { count: 0 };
+                }
+                self.expire(leases, *since_unix_ms, events)
+            }
+            Command::AddMember { node } => Reply::MemberAdded { member: self.add_member(node) },
+        }
+    }
+
+    fn acquire(&mut self, command: &Command, events: &mut Vec<Event>) -> Reply {
+        let Command::Acquire { lock, owner, with, mode, scope, value, since_unix_ms, request, .. } = command
+        else {
+            unreachable!("only an acquire is carried out as one")
+        };
+        let fingerprint = command.fingerprint();
+        let known_lease = match with {
+            AcquireWith::Lease(lease) => Some(*lease),
+            AcquireWith::NewLease(_) => None,
+        };
+        let claim = Claim { lock: lock.clone(), lease: known_lease, mode: *mode, scope: *scope };
+        if let Some(lease) = known_lease
+            && let Some(reply) = self.ask_again(lock, lease, value, events)
+        {
+            self.remember(lease, request, fingerprint, &reply);
+            return reply;
+        }
+        let must_wait = self.is_blocked(&claim);
+        let makes_lease = known_lease.is_none();
+        let lease = match *with {
+            AcquireWith::Lease(lease) => lease,
+            AcquireWith::NewLease(ttl) => {
+                let lease = self.create_lease(owner, ttl);
+                match must_wait && !mutants::is_active("the time of a waiting lease runs") {
+                    // R7: its time begins when it is granted.
+                    true => self.leases.get_mut(&lease).expect("it was just made").is_waiting = true,
+                    false => events.push(Event::LeaseStarted { lease, ttl }),
+                }
+                lease
+            }
+        };
+        if must_wait {
+            let ticket = Ticket(self.revision);
+            let wait = Wait {
+                lock: lock.clone(),
+                lease,
+                mode: *mode,
+                scope: *scope,
+                value: value.clone(),
+                request: request.clone(),
+                fingerprint,
+                makes_lease,
+            };
+            self.enqueue(ticket, wait, events);
+            return Reply::Waiting { ticket };
+        }
+        let claim = Claim { lease: Some(lease), ..claim };
+        let reply = self.grant(&claim, value, *since_unix_ms, request, events);
+        match makes_lease {
+            false => self.remember(lease, request, fingerprint, &reply),
+            true => self.remember_lease_request(owner, request, fingerprint, &reply),
+        }
+        reply
+    }
+
+    /// What a lease is answered that asks for what it holds: the same grant. Only a value, if there is
+    /// one, is new.
+    pub(super) fn ask_again(
+        &mut self,
+        lock: &LockName,
+        lease: LeaseId,
+        value: &Value,
+        events: &mut Vec<Event>,
+    ) -> Option<Reply> {
+        // A lease has few locks, and there are many: its own are looked through first.
+        if !self.leases.get(&lease)?.held.contains(lock) {
+            return None;
+        }
+        if !value.is_empty() {
+            self.set_value(lock, lease, value, events);
+        }
+        self.locks[lock].holders.get(lease).map(|grant| self.granted(grant))
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        claim: &Claim,
+        value: &Value,
+        since_unix_ms: u64,
+        request: &RequestId,
+        events: &mut Vec<Event>,
+    ) -> Reply {
+        let token = self.next_token();
+        let lease_id = claim.lease.expect("a grant hangs on a lease");
+        let lease = self.leases.get_mut(&lease_id).expect("a grant hangs on a lease that exists");
+        lease.held.insert(claim.lock.clone());
+        let owner = lease.owner.clone();
+        let grant = Grant {
+            lease: lease_id,
+            token,
+            mode: claim.mode,
+            scope: claim.scope,
+            value: value.clone(),
+            revision: self.revision,
+            since_unix_ms,
+            request: request.clone(),
+        };
+        let reply = self.granted(&grant);
+        events.push(Event::Changed(change_of_grant(ChangeKind::Acquired, &claim.lock, owner, &grant)));
+        self.paths.hold(&claim.lock, lease_id, token, claim.mode, claim.scope);
+        self.locks.entry(claim.lock.clone()).or_default().holders.insert(grant);
+        reply
+    }
+
+    fn set_value(&mut self, lock: &LockName, lease: LeaseId, value: &Value, events: &mut Vec<Event>) {
+        let held = self.locks.get_mut(lock).expect("a lock whose value is set is held");
+        let grant = held.holders.get_mut(lease).expect("whoever sets a value holds the lock");
+        if grant.value != *value {
+            grant.value = value.clone();
+            let owner = self.leases[&lease].owner.clone();
+            events.push(Event::Changed(change_of_grant(ChangeKind::ValueSet, lock, owner, grant)));
+        }
+    }
+
+    fn release(
+        &mut self,
+        lock: &LockName,
+        grant: &GrantRef,
+        token: Option<Token>,
+        since_unix_ms: u64,
+        (request, fingerprint): (&RequestId, u64),
+        events: &mut Vec<Event>,
+    ) -> Reply {
+        let mut freed = Freed::default();
+        match self.released(lock, grant, token).unwrap_or_else(|_| unreachable!("it passed the check")) {
+            Released::Grant(lease_id) => {
+                self.free(lock, lease_id, Cause::Released, &mut freed, events);
+                self.leases.get_mut(&lease_id).expect("a holder's lease exists").held.remove(lock);
+                self.remember(lease_id, request, fingerprint, &Reply::Released);
+            }
+            Released::Wait(ticket) => {
+                let Wait { lease, makes_lease, .. } = self.waits[&ticket];
+                self.end_wait(ticket, WaitEnd::GivenUp { lock: lock.clone() }, &mut freed, events);
+                // A lease that ended with its wait remembers nothing.
+                if !makes_lease {
+                    self.remember(lease, request, fingerprint, &Reply::Released);
+                }
+            }
+        }
+        self.hand_over(freed, since_unix_ms, events);
+        Reply::Released
+    }
+
+    /// R10: ends what still waits of these.
+    fn cancel_waits(&mut self, tickets: &[Ticket], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
+        let mut freed = Freed::default();
+        let mut count = 0;
+        for ticket in tickets {
+            // It may have been granted or given up between decision and entry.
+            let Some(wait) = self.waits.get(ticket) else {
+                if mutants::is_active("a cancellation ends a grant") {
+                    self.free_since(*ticket, &mut freed, events);
+                }
+                continue;
+            };
+            let (lock, claim) = (wait.lock.clone(), wait.claim());
+            // Of those who wait, it is one itself.
+            let in_the_way = self.in_the_way(&claim, *ticket);
+            let in_the_way = in_the_way.map(|it| InTheWay { waiters: it.waiters - 1, ..it });
+            self.end_wait(*ticket, WaitEnd::Cancelled { lock, in_the_way }, &mut freed, events);
+            count += 1;
+        }
+        self.hand_over(freed, since_unix_ms, events);
+        Reply::WaitsCancelled { count }
+    }
+
+    /// What only a mutant does: ends the first grant since a wait began.
+    fn free_since(&mut self, ticket: Ticket, freed: &mut Freed, events: &mut Vec<Event>) {
+        let since = self.grants().find(|(_, grant)| grant.revision > ticket.0);
+        if let Some((lock, lease)) = since.map(|(lock, grant)| (lock.clone(), grant.lease)) {
+            self.free(&lock, lease, Cause::Released, freed, events);
+            self.leases.get_mut(&lease).expect("a holder's lease exists").held.remove(&lock);
+        }
+    }
+
+    fn expire(&mut self, leases: &[LeaseId], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
+        let mut freed = Freed::default();
+        let mut count = 0;
+        for lease in leases {
+            // It may have been revoked between decision and entry.
+            if self.leases.contains_key(lease) {
+                self.end_lease(*lease, Cause::Expired, &mut freed, events);
+                count += 1;
+                if mutants::is_active("a lock is handed to who ends in the same entry") {
+                    self.hand_over(std::mem::take(&mut freed), since_unix_ms, events);
+                }
+            }
+        }
+        // Only now: a waiter whose lease ends in the same entry gets nothing.
+        self.hand_over(freed, since_unix_ms, events);
+        Reply::Expired { count }
+    }
+
+    fn create_lease(&mut self, owner: &OwnerId, ttl: Ttl) -> LeaseId {
+        self.last_lease = LeaseId(self.last_lease.0 + 1);
+        self.leases.insert(self.last_lease, Lease::new(owner.clone(), ttl));
+        self.last_lease
+    }
+
+    /// Ends a lease with all that hangs on it, and says how many locks it held.
+    fn end_lease(
+        &mut self,
+        lease_id: LeaseId,
+        cause: Cause,
+        freed: &mut Freed,
+        events: &mut Vec<Event>,
+    ) -> u64 {
+        let gone = WaitEnd::LeaseGone { lease: lease_id };
+        let lease = &self.leases[&lease_id];
+        let held: Vec<LockName> = lease.held.iter().cloned().collect();
+        let waits: Vec<Ticket> =
+            lease.waits.iter().flat_map(|waits| &waits.by_lock).map(|(_, ticket)| *ticket).collect();
+        let was_waiting = lease.is_waiting;
+        for lock in &held {
+            self.free(lock, lease_id, cause, freed, events);
+        }
+        for ticket in waits.into_iter().filter(|_| !mutants::is_active("waiters outlive their lease")) {
+            self.end_wait(ticket, gone.clone(), freed, events);
+        }
+        // A lease that its wait had made has ended with it.
+        if !was_waiting {
+            self.leases.remove(&lease_id).expect("a lease that ends exists");
+            events.push(Event::LeaseEnded { lease: lease_id });
+        }
+        held.len() as u64
+    }
+
+    /// Takes a lock from a holder.
+    fn free(
+        &mut self,
+        name: &LockName,
+        lease: LeaseId,
+        cause: Cause,
+        freed: &mut Freed,
+        events: &mut Vec<Event>,
+    ) {
+        let lock = self.locks.get_mut(name).expect("a lock that is freed was held");
+        let grant = lock.holders.remove(lease).expect("a lock that is freed was held by that lease");
+        self.paths.free(name, lease, grant.token, grant.mode, grant.scope);
+        self.forget_if_unused(name);
+        self.note_freed(freed, name, grant.scope);
+        let owner = self.leases[&lease].owner.clone();
+        let change = change_of_grant(ChangeKind::Freed(cause), name, owner, &grant);
+        events.push(Event::Changed(Change { value: Value::default(), ..change }));
+    }
+
+    fn add_member(&mut self, node: &NodeInfo) -> MemberId {
+        let known = self.members.iter().find(|(_, member)| member.identity == node.identity);
+        let member = match known {
+            Some((member, _)) => *member,
+            None => {
+                self.last_member = MemberId(self.last_member.0 + 1);
+                self.last_member
+            }
+        };
+        self.members.insert(member, node.clone());
+        member
+    }
+
+    pub(super) fn remember(&mut self, lease: LeaseId, request: &RequestId, fingerprint: u64, reply: &Reply) {
+        if mutants::is_active("requests of a lease are not remembered") {
+            return;
+        }
+        let lease = self.leases.get_mut(&lease).expect("a request is remembered by a lease that exists");
+        lease.requests.insert(request.clone(), Remembered { fingerprint, reply: reply.clone() });
+    }
+
+    pub(super) fn remember_lease_request(
+        &mut self,
+        owner: &OwnerId,
+        request: &RequestId,
+        fingerprint: u64,
+        reply: &Reply,
+    ) {
+        if mutants::is_active("requests that make leases are not remembered") {
+            return;
+        }
+        let remembered = Remembered { fingerprint, reply: reply.clone() };
+        self.lease_requests.insert((owner.clone(), request.clone()), remembered);
+    }
+}
+
+fn change_of_grant(kind: ChangeKind, lock: &LockName, owner: OwnerId, grant: &Grant) -> Change {
+    Change {
+        kind,
+        lock: lock.clone(),
+        owner,
+        lease: grant.lease,
+        token: Some(grant.token),
+        mode: grant.mode,
+        scope: grant.scope,
+        value: grant.value.clone(),
+        since_unix_ms: grant.since_unix_ms,
+    }
+}

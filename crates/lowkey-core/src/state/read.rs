@@ -1,0 +1,145 @@
+//! What may be read of the state.
+
+use std::ops::Bound;
+
+use super::{Lease, Lock, State, Wait};
+use crate::command::{Holder, NodeInfo, Waiter};
+use crate::holders::Grant;
+use crate::name::{ClusterId, LeaseId, LockName, MemberId, NamePrefix, Ticket, Token};
+
+/// A lock as it is told to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockView {
+    /// Its name.
+    pub lock: LockName,
+    /// Who holds it, by lease; as many as were asked for.
+    pub holders: Vec<Holder>,
+    /// How many hold it.
+    pub holder_count: usize,
+    /// Who waits for it, first come first; as many as were asked for.
+    pub waiters: Vec<Waiter>,
+    /// How many wait for it.
+    pub waiter_count: usize,
+}
+
+impl State {
+    /// The cluster's id.
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// The index of the last entry that was applied.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The highest token ever granted; 0 before the first.
+    pub fn last_token(&self) -> Token {
+        self.last_token
+    }
+
+    /// A lease that exists.
+    pub fn lease(&self, lease: LeaseId) -> Option<&Lease> {
+        self.leases.get(&lease)
+    }
+
+    /// Every lease, by id.
+    pub fn leases(&self) -> impl ExactSizeIterator<Item = (LeaseId, &Lease)> {
+        self.leases.iter().map(|(id, lease)| (*id, lease))
+    }
+
+    /// How many locks are held or waited for.
+    pub fn lock_count(&self) -> usize {
+        self.locks.len()
+    }
+
+    /// Every wait, first come first.
+    pub fn waits(&self) -> impl ExactSizeIterator<Item = Ticket> {
+        self.waits.keys().copied()
+    }
+
+    /// A lock, held or not, with at most so many of its holders and waiters.
+    pub fn lock(&self, name: &LockName, shown_max: usize) -> LockView {
+        match self.locks.get(name) {
+            Some(lock) => self.view(name, lock, shown_max),
+            None => LockView {
+                lock: name.clone(),
+                holders: Vec::new(),
+                holder_count: 0,
+                waiters: Vec::new(),
+                waiter_count: 0,
+            },
+        }
+    }
+
+    /// The locks whose names begin with a prefix and come after a name, by name, each with at most so
+    /// many of its holders and waiters.
+    pub fn locks_with(
+        &self,
+        prefix: &NamePrefix,
+        after: Option<&LockName>,
+        shown_max: usize,
+    ) -> impl Iterator<Item = LockView> {
+        let from = match after {
+            Some(after) if after.as_str() >= prefix.as_str() => Bound::Excluded(after.as_str()),
+            _ => Bound::Included(prefix.as_str()),
+        };
+        self.locks
+            .range::<str, _>((from, Bound::Unbounded))
+            .take_while(|(name, _)| prefix.covers(name))
+            .map(move |(name, lock)| self.view(name, lock, shown_max))
+    }
+
+    /// Who holds a lock with this token.
+    pub fn holder_with(&self, name: &LockName, token: Token) -> Option<Holder> {
+        let grant = self.locks.get(name)?.holders.iter().find(|grant| grant.token == token)?;
+        Some(self.holder_of(grant))
+    }
+
+    /// Every grant of every lock, by name and lease.
+    pub fn grants(&self) -> impl Iterator<Item = (&LockName, &Grant)> {
+        self.locks.iter().flat_map(|(name, lock)| lock.holders.iter().map(move |grant| (name, grant)))
+    }
+
+    /// Every registered node, by id.
+    pub fn members(&self) -> impl ExactSizeIterator<Item = (MemberId, &NodeInfo)> {
+        self.members.iter().map(|(id, node)| (*id, node))
+    }
+
+    /// A registered node.
+    pub fn member(&self, member: MemberId) -> Option<&NodeInfo> {
+        self.members.get(&member)
+    }
+
+    fn view(&self, name: &LockName, lock: &Lock, shown_max: usize) -> LockView {
+        let tickets = lock.queue.iter().flat_map(|queue| queue.in_order());
+        LockView {
+            lock: name.clone(),
+            holders: lock.holders.iter().take(shown_max).map(|grant| self.holder_of(grant)).collect(),
+            holder_count: lock.holders.len(),
+            waiters: tickets.take(shown_max).map(|ticket| self.waiter_of(&self.waits[&ticket])).collect(),
+            waiter_count: self.waiter_count(name),
+        }
+    }
+
+    pub(super) fn holder_of(&self, grant: &Grant) -> Holder {
+        Holder {
+            owner: self.leases[&grant.lease].owner.clone(),
+            lease: grant.lease,
+            token: grant.token,
+            mode: grant.mode,
+            scope: grant.scope,
+            value: grant.value.clone(),
+            since_unix_ms: grant.since_unix_ms,
+        }
+    }
+
+    fn waiter_of(&self, wait: &Wait) -> Waiter {
+        Waiter {
+            owner: self.leases[&wait.lease].owner.clone(),
+            lease: wait.lease,
+            mode: wait.mode,
+            scope: wait.scope,
+        }
+    }
+}

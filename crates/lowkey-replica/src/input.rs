@@ -1,0 +1,79 @@
+//! What can happen to a replica, and what can be asked of it.
+
+use lowkey_core::{Command, LeaseId, MemberId, WaitTime};
+use raft::eraftpb;
+
+use crate::reads::Query;
+
+/// A caller that waits for an answer; the caller's side chooses the number and never reuses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallId(pub u64);
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Input {
+    /// A tick of 10 ms passed; missed ones are not made up for, since a burst of ticks would look
+    /// like a lost quorum.
+    Tick,
+    /// A message from another replica of the group, as decoded by [`crate::wire::decode_message`].
+    Message(Box<eraftpb::Message>),
+    /// A caller asks for something.
+    Request(CallId, Request),
+    /// A caller is gone. If it waits for a lock, or is about to, its place is kept for a while (R10), and
+    /// it gets no answer any more. If it was answered already, nothing happens.
+    CallerGone(CallId),
+    /// A message could not be sent.
+    Unreachable(MemberId),
+    /// A snapshot was handed to a peer, or could not be.
+    SnapshotSent {
+        /// The peer.
+        to: MemberId,
+        /// Whether it took the snapshot.
+        delivered: bool,
+    },
+    /// The snapshot of this index is on disk: the log before it may go.
+    SnapshotSaved {
+        /// The snapshot's index.
+        index: u64,
+    },
+    /// The snapshot could not be written; the next one is tried in due course.
+    SnapshotFailed,
+    /// How much room the log has on its disk.
+    Disk(DiskRoom),
+    /// Hand the lead to another voter, if there is one and this is the leader.
+    HandOver,
+}
+
+/// How much room the log has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskRoom {
+    /// Enough.
+    Ample,
+    /// The disk is full: what is left is kept for releases and for ends of leases.
+    Reserve,
+    /// Not even that is left: nothing more is written.
+    Exhausted,
+}
+
+/// What a caller may ask for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// A change of the state.
+    Command(Command),
+    /// An acquire that waits for its turn, for so long.
+    Wait {
+        /// The acquire.
+        command: Command,
+        /// How long.
+        wait: WaitTime,
+    },
+    /// R2: a longer life for a lease.
+    Renew {
+        /// Which.
+        lease: LeaseId,
+    },
+    /// A look at the state, as it is when the question arrives or later.
+    Read(Query),
+    /// A look at the state as this replica knows it, which may be old.
+    ReadStale(Query),
+}

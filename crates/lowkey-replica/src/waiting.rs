@@ -1,0 +1,71 @@
+//! What a replica does for callers that wait for a lock: it parks them, and tells them how their waits
+//! ended. Who waits until when is in `wait_table.rs`.
+
+#[cfg(test)]
+mod tests;
+
+use lowkey_core::limits::WAITS_PER_CANCEL_MAX;
+use lowkey_core::{Command, Refusal, Ticket, WaitEnd, mutants};
+
+use crate::output::{Failure, Response};
+use crate::replica::Replica;
+use crate::time::{MILLISECOND, Nanos};
+use crate::wait_table::{Ended, Returned};
+
+impl Replica {
+    /// Keeps a caller until its wait is over.
+    pub(crate) fn park(&mut self, now: Nanos, ticket: Ticket, caller: Returned) {
+        if !self.leases.is_armed() {
+            let leader = self.leader();
+            return self.output.reply(caller.call, Err(Failure::Interrupted { leader }));
+        }
+        self.waits.attach(now, ticket, caller);
+    }
+
+    pub(crate) fn wait_ended(&mut self, now: Nanos, ticket: Ticket, end: WaitEnd) {
+        let Ended { calls, returned, waited_nanos } = self.waits.end(now, ticket);
+        let answer = match end {
+            WaitEnd::Granted(reply) => {
+                Ok(Response::GrantedAfter { reply, waited_ms: waited_nanos / MILLISECOND })
+            }
+            WaitEnd::Cancelled { lock, in_the_way } => {
+                // R10: who came back meanwhile wants to wait, not to hear of a timeout.
+                for Returned { call, command, wait } in returned {
+                    self.waits.expect(call);
+                    self.feasible.push((call, command, wait));
+                }
+                let answer = Err(Failure::WaitTimeout { lock, in_the_way });
+                return calls.into_iter().for_each(|call| self.output.reply(call, answer.clone()));
+            }
+            WaitEnd::GivenUp { lock } => Err(Failure::WaitGivenUp { lock }),
+            WaitEnd::LeaseGone { .. }
+                if mutants::is_active("a waiter is not told that its lease is gone") =>
+            {
+                return;
+            }
+            WaitEnd::LeaseGone { lease } => Err(Failure::Refused(Refusal::LeaseNotFound { lease })),
+        };
+        for call in calls.into_iter().chain(returned.into_iter().map(|returned| returned.call)) {
+            self.output.reply(call, answer.clone());
+        }
+    }
+
+    /// R10: proposes the end of every wait whose time has run out, many in one entry.
+    pub(crate) fn cancel_due(&mut self, now: Nanos) {
+        loop {
+            let mut tickets = std::mem::take(&mut self.unproposed_cancels);
+            if tickets.is_empty() {
+                tickets = self.waits.take_due(now, WAITS_PER_CANCEL_MAX);
+            }
+            if tickets.is_empty() {
+                return;
+            }
+            crate::mutants::answer_timeouts_early(&self.waits, &tickets, &mut self.output);
+            let command = Command::CancelWait { tickets, since_unix_ms: self.unix_ms(now) };
+            if let Err(Command::CancelWait { tickets, .. }) = self.propose_end(command) {
+                self.unproposed_cancels = tickets;
+                return;
+            }
+        }
+    }
+}

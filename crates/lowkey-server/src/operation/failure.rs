@@ -1,0 +1,164 @@
+//! What is told when there is no good answer: every refusal gets its reason here.
+
+use lowkey_api::{ApiError, Reason};
+use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
+use lowkey_core::{InTheWay, LockName, Mode, Refusal, Scope};
+use lowkey_replica::Failure;
+
+/// A refusal of the replica as the caller is told it; nothing if the caller should ask another node.
+pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
+    Some(match failure {
+        Failure::NotLeader { .. } | Failure::Interrupted { .. } => return None,
+        Failure::WaitTimeout { lock, in_the_way } => wait_timeout(&lock, in_the_way),
+        Failure::WaitGivenUp { lock } => ApiError::new(
+            Reason::WaitCancelled,
+            format!("the wait for lock {lock} was ended by a release that named its request"),
+        )
+        .with("lock_name", lock),
+        Failure::Refused(refusal) => refused(refusal),
+        Failure::OutcomeUnknown => outcome_unknown(request_id),
+        Failure::Busy => {
+            ApiError::new(Reason::LimitBusy, "the leader has more to do than it can take in; try again shortly")
+                .retry_after_ms(100)
+        }
+        Failure::TooManyInFlight { lease } => ApiError::new(
+            Reason::LimitInFlight,
+            format!("lease {lease} has {IN_FLIGHT_PER_LEASE_MAX} operations under way, as many as a lease may"),
+        )
+        .retry_after_ms(50),
+        Failure::TooManyLeases { leases_max } => {
+            ApiError::new(Reason::LimitLeases, format!("there are {leases_max} leases, as many as there may be"))
+        }
+        Failure::DiskFull => ApiError::new(
+            Reason::LimitDisk,
+            "the leader's disk is full: no new leases or locks until there is space; renewals and releases go on",
+        )
+        .retry_after_ms(1000),
+    })
+}
+
+/// It may have happened: the caller can find out by asking again under the same id.
+pub(crate) fn outcome_unknown(request_id: &str) -> ApiError {
+    ApiError::new(
+        Reason::OutcomeUnknown,
+        format!("the outcome is not known: it may have happened, or may yet; ask again with request_id {request_id}"),
+    )
+    .with("request_id", request_id)
+    .retry_after_ms(200)
+}
+
+/// The caller's wait was cut short by the service; its place may be kept for a while.
+pub(crate) fn place_kept(request_id: &str) -> ApiError {
+    ApiError::new(
+        Reason::OutcomeUnknown,
+        format!(
+            "the wait was interrupted: ask again within 5 s, here or elsewhere, with request_id {request_id}, and the place in line is kept"
+        ),
+    )
+    .with("request_id", request_id)
+    .retry_after_ms(50)
+}
+
+fn wait_timeout(lock: &LockName, in_the_way: Option<InTheWay>) -> ApiError {
+    match in_the_way {
+        Some(in_the_way) => {
+            let message = format!("the time to wait is over: {}", held(lock, &in_the_way));
+            tell_holder(ApiError::new(Reason::WaitTimeout, message).with("lock_name", lock), in_the_way)
+        }
+        None => ApiError::new(Reason::WaitTimeout, format!("the time to wait for lock {lock} is over"))
+            .with("lock_name", lock),
+    }
+}
+
+/// Who is in the way, for a person.
+fn held(lock: &LockName, in_the_way: &InTheWay) -> String {
+    let InTheWay { held, holder, waiters } = in_the_way;
+    let what = match (holder.scope, held == lock) {
+        (_, true) => format!("lock {lock} is held"),
+        (Scope::Subtree, false) if lock.as_str().starts_with(held.as_str()) => {
+            format!("lock {lock} is covered by the subtree {held}, held")
+        }
+        (_, false) => format!("lock {lock} is not to be had while {held} is held"),
+    };
+    let line = match waiters {
+        0 => String::new(),
+        1 => "; 1 waits for it".to_owned(),
+        several => format!("; {several} wait for it"),
+    };
+    format!("{what} by {} with lease {} and token {}{line}", holder.owner, holder.lease, holder.token)
+}
+
+fn tell_holder(error: ApiError, in_the_way: InTheWay) -> ApiError {
+    let InTheWay { held, holder, waiters } = in_the_way;
+    error
+        .with("held_name", held)
+        .with("owner_id", holder.owner)
+        .with("lease_id", holder.lease)
+        .with("fencing_token", holder.token)
+        .with("mode", mode_word(holder.mode))
+        .with("scope", scope_word(holder.scope))
+        .with("since_unix_ms", holder.since_unix_ms)
+        .with("waiters", waiters)
+}
+
+fn mode_word(mode: Mode) -> &'static str {
+    super::reads::mode(mode).as_str_name()
+}
+
+fn scope_word(scope: Scope) -> &'static str {
+    super::reads::scope(scope).as_str_name()
+}
+
+fn refused(refusal: Refusal) -> ApiError {
+    match refusal {
+        Refusal::LeaseNotFound { lease } => {
+            ApiError::new(Reason::LeaseNotFound, format!("lease {lease} does not exist: it never did, ran out, or was revoked"))
+                .with("lease_id", lease)
+        }
+        Refusal::LockNotFound { lock } => {
+            ApiError::new(Reason::LockNotFound, format!("nobody holds lock {lock}")).with("lock_name", lock)
+        }
+        Refusal::LockHeld { lock, in_the_way } => {
+            let error = ApiError::new(Reason::LockHeld, held(&lock, &in_the_way));
+            tell_holder(error.with("lock_name", lock), in_the_way)
+        }
+        Refusal::AlreadyHeld { lock, lease, mode, scope } => ApiError::new(
+            Reason::AlreadyHeld,
+            format!(
+                "lease {lease} holds lock {lock}, or waits for it, as {} {}; release that first, or ask for the same",
+                mode_word(mode),
+                scope_word(scope)
+            ),
+        )
+        .with("lock_name", lock)
+        .with("lease_id", lease)
+        .with("mode", mode_word(mode))
+        .with("scope", scope_word(scope)),
+        Refusal::TooManyWaiters { lock } => ApiError::new(
+            Reason::LimitWaiters,
+            format!("{WAITERS_PER_LOCK_MAX} wait for lock {lock} already, as many as may"),
+        )
+        .with("lock_name", lock)
+        .with("waiters", WAITERS_PER_LOCK_MAX),
+        Refusal::NotOwner { what } => ApiError::new(Reason::NotOwner, what),
+        Refusal::StaleToken { lock, given, current } => ApiError::new(
+            Reason::StaleToken,
+            format!("token {given} is not the current one of lock {lock}, which is {current}; the newer grant was not touched"),
+        )
+        .with("lock_name", lock)
+        .with("current_fencing_token", current),
+        Refusal::TooManyLocks { lease } => ApiError::new(
+            Reason::LimitLocksPerLease,
+            format!("lease {lease} holds or awaits {LOCKS_PER_LEASE_MAX} locks, as many as a lease may"),
+        ),
+        Refusal::RequestReused { request } => ApiError::invalid(
+            "request_id",
+            format!("{request} was used before, for something else; every operation needs an id of its own"),
+        ),
+        Refusal::NodeNameTaken { name, by: _ } => ApiError::new(
+            Reason::NodeNameTaken,
+            // The other's identity is not told: it is what tells members from strangers.
+            format!("another node named {name} is a member already; choose another --node-id"),
+        ),
+    }
+}

@@ -1,0 +1,171 @@
+//! Looking at locks.
+
+use lowkey_api::ApiError;
+use lowkey_api::v1::{
+    self, CheckTokenRequest, CheckTokenResponse, GetLockRequest, GetLockResponse, ListLocksRequest,
+    ListLocksResponse, LockHolder, LockWaiter,
+};
+use lowkey_core::{Holder, Invalid, LockName, LockView, Mode, NamePrefix, Scope, Token, Waiter};
+use lowkey_replica::{Query, Request, Response};
+
+use super::{Operation, unexpected};
+use crate::peers::proto::{ReadRevisionRequest, ReadRevisionResponse};
+
+/// Locks in a list, if nothing else is wished.
+const PAGE_SIZE: u32 = 100;
+/// Locks in a list at most.
+const PAGE_SIZE_MAX: u32 = 1_000;
+
+impl Operation for GetLockRequest {
+    type Response = GetLockResponse;
+    const NUMBER: u32 = 6;
+    const CHANGES: bool = false;
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        Ok(read(Query::Lock { lock: LockName::parse(&self.lock_name)? }, self.stale))
+    }
+
+    fn respond(&self, response: Response) -> Result<GetLockResponse, ApiError> {
+        match response {
+            Response::Lock { lock, revision } => Ok(told(lock, revision)),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Operation for ListLocksRequest {
+    type Response = ListLocksResponse;
+    const NUMBER: u32 = 8;
+    const CHANGES: bool = false;
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        let count_max = match self.page_size {
+            0 => PAGE_SIZE,
+            size @ 1..=PAGE_SIZE_MAX => size,
+            size => {
+                let problem = format!("must be 1 to {PAGE_SIZE_MAX}, or 0 for {PAGE_SIZE}, and is {size}");
+                return Err(Invalid::new("page_size", problem));
+            }
+        };
+        let after = match self.page_token.as_str() {
+            "" => None,
+            token => Some(LockName::parse(token).map_err(|_| {
+                Invalid::new("page_token", "must be the next_page_token of an earlier answer")
+            })?),
+        };
+        let prefix = NamePrefix::parse(&self.prefix)?;
+        Ok(read(Query::Locks { prefix, after, count_max: count_max as usize }, self.stale))
+    }
+
+    fn respond(&self, response: Response) -> Result<ListLocksResponse, ApiError> {
+        match response {
+            Response::Locks { locks, more, revision } => {
+                let last = locks.last().filter(|_| more);
+                Ok(ListLocksResponse {
+                    next_page_token: last.map(|last| last.lock.to_string()).unwrap_or_default(),
+                    locks: locks.into_iter().map(|lock| told(lock, revision)).collect(),
+                    revision,
+                    watch_from: revision + 1,
+                })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Operation for CheckTokenRequest {
+    type Response = CheckTokenResponse;
+    const NUMBER: u32 = 9;
+    const CHANGES: bool = false;
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        let lock = LockName::parse(&self.lock_name)?;
+        match self.fencing_token {
+            0 => Err(Invalid::new("fencing_token", "must be the token to check; tokens start at 1")),
+            token => Ok(read(Query::Token { lock, token: Token(token) }, false)),
+        }
+    }
+
+    fn respond(&self, response: Response) -> Result<CheckTokenResponse, ApiError> {
+        match response {
+            Response::Token { current, other, revision } => Ok(CheckTokenResponse {
+                current: current.is_some(),
+                holder: current.or(other).map(holder),
+                revision,
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Only between nodes: how far the log is committed, for a watch that is to begin beyond what the asked
+/// node knows.
+impl Operation for ReadRevisionRequest {
+    type Response = ReadRevisionResponse;
+    const NUMBER: u32 = 11;
+    const CHANGES: bool = false;
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        Ok(Request::Read(Query::Revision))
+    }
+
+    fn respond(&self, response: Response) -> Result<ReadRevisionResponse, ApiError> {
+        match response {
+            Response::Revision(revision) => Ok(ReadRevisionResponse { revision }),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn read(query: Query, stale: bool) -> Request {
+    if stale { Request::ReadStale(query) } else { Request::Read(query) }
+}
+
+fn told(lock: LockView, revision: u64) -> GetLockResponse {
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    GetLockResponse {
+        lock_name: lock.lock.to_string(),
+        holder_count: count(lock.holder_count),
+        holders: lock.holders.into_iter().map(holder).collect(),
+        waiter_count: count(lock.waiter_count),
+        waiters: (1..).zip(lock.waiters).map(|(position, it)| waiter(position, &it)).collect(),
+        revision,
+    }
+}
+
+/// A holder as it is told to clients.
+pub(crate) fn holder(holder: Holder) -> LockHolder {
+    LockHolder {
+        owner_id: holder.owner.to_string(),
+        lease_id: holder.lease.0,
+        fencing_token: holder.token.0,
+        mode: mode(holder.mode).into(),
+        scope: scope(holder.scope).into(),
+        value: holder.value.as_str().to_owned(),
+        since_unix_ms: i64::try_from(holder.since_unix_ms).unwrap_or(i64::MAX),
+    }
+}
+
+fn waiter(position: u32, waiter: &Waiter) -> LockWaiter {
+    LockWaiter {
+        owner_id: waiter.owner.to_string(),
+        lease_id: waiter.lease.0,
+        mode: mode(waiter.mode).into(),
+        scope: scope(waiter.scope).into(),
+        position,
+    }
+}
+
+pub(crate) fn mode(mode: Mode) -> v1::Mode {
+    match mode {
+        Mode::Exclusive => v1::Mode::Exclusive,
+        Mode::Shared => v1::Mode::Shared,
+    }
+}
+
+pub(crate) fn scope(scope: Scope) -> v1::Scope {
+    match scope {
+        Scope::Name => v1::Scope::Name,
+        Scope::Subtree => v1::Scope::Subtree,
+    }
+}

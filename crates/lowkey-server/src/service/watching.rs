@@ -1,0 +1,69 @@
+//! Watches and observers: what the hub needs to know before a stream can begin.
+
+use lowkey_api::ApiError;
+use lowkey_api::v1::{GetLockRequest, ObserveEvent, ObserveRequest, WatchEvent, WatchRequest};
+use lowkey_core::{Invalid, LockName, NamePrefix};
+use lowkey_replica::{Filter, Position};
+
+use super::Service;
+use super::answers::in_words_of_elections;
+use crate::edge::Events;
+use crate::peers::proto::ReadRevisionRequest;
+use crate::watch::Start;
+
+impl Service {
+    pub(super) async fn begin_watch(&self, request: WatchRequest) -> Result<Events<WatchEvent>, ApiError> {
+        let invalid = |invalid: Invalid| ApiError::invalid(invalid.field, invalid.problem);
+        let filter = filter(&request).map_err(invalid)?;
+        let start = start(&request).map_err(invalid)?;
+        // What this node has not applied yet may have happened all the same: the leader knows.
+        if start.needs() > self.hub.applied() {
+            let committed = self.call(ReadRevisionRequest {}).await?.revision;
+            self.hub.wait_applied(start.needs().min(committed)).await?;
+        }
+        let complete_through = match start {
+            // The hub is a moment behind: what was acknowledged before the question is not news.
+            Start::Now => {
+                self.hub.wait_applied(self.view.status().applied).await?;
+                self.hub.applied()
+            }
+            Start::From(_) | Start::After(_) => start.needs(),
+        };
+        Ok(Events::new(complete_through, self.hub.watch(filter, start)?))
+    }
+
+    pub(super) async fn begin_observing(
+        &self,
+        request: ObserveRequest,
+    ) -> Result<Events<ObserveEvent>, ApiError> {
+        let read = GetLockRequest { lock_name: request.election, stale: false };
+        let present = self.call(read).await.map_err(in_words_of_elections)?;
+        let election = LockName::parse(&present.lock_name)
+            .map_err(|invalid| ApiError::invalid("election", invalid.problem))?;
+        let events = self.hub.observe(election, present.holders, present.revision).await?;
+        Ok(Events::new(present.revision, events))
+    }
+}
+
+fn filter(request: &WatchRequest) -> Result<Filter, Invalid> {
+    match (request.name.as_str(), request.prefix.as_str()) {
+        ("", prefix) => NamePrefix::parse(prefix).map(Filter::Prefix),
+        (name, "") => {
+            LockName::parse(name).map(Filter::Name).map_err(|invalid| Invalid::new("name", invalid.problem))
+        }
+        (_, _) => Err(Invalid::new("prefix", "must be left out where name says which lock to watch")),
+    }
+}
+
+fn start(request: &WatchRequest) -> Result<Start, Invalid> {
+    match (request.from, request.after.as_str()) {
+        (0, "") => Ok(Start::Now),
+        (from, "") => Ok(Start::From(from)),
+        (0, after) => {
+            let after: lowkey_api::Position =
+                after.parse().map_err(|problem| Invalid::new("after", format!("{problem}")))?;
+            Ok(Start::After(Position { revision: after.revision, ordinal: after.ordinal }))
+        }
+        (_, _) => Err(Invalid::new("after", "must be left out where from says where to begin")),
+    }
+}

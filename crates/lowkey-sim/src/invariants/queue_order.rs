@@ -1,0 +1,128 @@
+//! Grants follow the queue; nobody overtakes; whoever could be granted is; cancelled and dead waiters
+//! vanish (design, section 3, and section 8, points 3 and 5; R10).
+//!
+//! Judged by the ledger's plain lists and by the words of the design, after every change and after every
+//! entry, with nothing of the state machine's own code.
+
+use lowkey_core::{Command, Mode, Reply, Scope};
+
+use super::ledger::{Held, Ledger, Waiting};
+use super::{Check, Committed, broken};
+
+pub(crate) const NAME: &str = "queue order";
+
+/// A lock is granted: nobody who holds excludes it, and nobody who has waited for longer.
+pub(super) fn may_be_granted(ledger: &Ledger, granted: &Held) -> Check {
+    let claim = granted.claim();
+    if let Some(rival) = ledger.holders.iter().find(|held| held.claim().excludes(&claim)) {
+        return broken(
+            NAME,
+            format!(
+                "{} is granted to {} while {} holds {}",
+                claim.lock, granted.owner, rival.owner, rival.lock
+            ),
+        );
+    }
+    // Who did not wait comes after all who do.
+    let is_place = |waiting: &&Waiting| waiting.lease == granted.lease && waiting.lock == granted.lock;
+    let place = ledger.waiters.iter().find(is_place).map(|waiting| waiting.ticket);
+    let earlier = ledger.waiters.iter().take_while(|waiting| Some(waiting.ticket) != place);
+    // What a lease's own subtree covers keeps nobody waiting who would not wait for that lease anyway.
+    let is_own = |held: &Held| {
+        let is_strong = held.mode == Mode::Exclusive || granted.mode == Mode::Shared;
+        let below = granted.lock.as_str().strip_prefix(held.lock.as_str());
+        held.lease == granted.lease
+            && held.scope == Scope::Subtree
+            && is_strong
+            && below.is_some_and(|below| below.starts_with('/'))
+    };
+    if ledger.holders.iter().any(is_own) {
+        return Ok(());
+    }
+    if let Some(rival) = earlier.into_iter().find(|waiting| waiting.claim().excludes(&claim)) {
+        return broken(
+            NAME,
+            format!(
+                "{} is granted to {} before {}, who was there first",
+                claim.lock, granted.owner, rival.owner
+            ),
+        );
+    }
+    if ledger.leases.get(&granted.lease).is_none_or(|(_, ended)| ended.is_some()) {
+        return broken(NAME, format!("{} is granted to lease {}, which is gone", claim.lock, granted.lease));
+    }
+    Ok(())
+}
+
+/// A grant ends. R10: never because a wait was cancelled.
+pub(super) fn may_be_freed(committed: &Committed, held: &Held) -> Check {
+    match committed.command {
+        Command::Release { .. } | Command::RevokeLease { .. } | Command::Expire { .. } => Ok(()),
+        _ => broken(NAME, format!("entry {} takes {} from {}", committed.index, held.lock, held.owner)),
+    }
+}
+
+/// A wait ends: with the lock, or because somebody or its lease's end said so.
+pub(super) fn may_end(ledger: &Ledger, committed: &Committed, ended: &Waiting, granted: bool) -> Check {
+    let holds = |held: &Held| held.lease == ended.lease && held.lock == ended.lock;
+    if granted {
+        return match ledger.holders.iter().any(holds) {
+            true => Ok(()),
+            false => broken(NAME, format!("{} was told to have {}, and has not", ended.owner, ended.lock)),
+        };
+    }
+    let has_reason = match &committed.command {
+        Command::CancelWait { tickets, .. } => tickets.contains(&ended.ticket),
+        Command::Release { .. } => true,
+        Command::RevokeLease { lease, .. } => *lease == ended.lease,
+        Command::Expire { leases, .. } => leases.contains(&ended.lease),
+        _ => false,
+    };
+    match has_reason {
+        true => Ok(()),
+        false => broken(NAME, format!("entry {} ends the wait of {}", committed.index, ended.owner)),
+    }
+}
+
+/// After an entry: whoever still waits has to, and has a lease to wait with.
+pub(super) fn is_settled(ledger: &Ledger, committed: &Committed) -> Check {
+    for (at, waiting) in ledger.waiters.iter().enumerate() {
+        let claim = waiting.claim();
+        let by_holder = ledger.holders.iter().any(|held| held.claim().excludes(&claim));
+        let by_waiter = || ledger.waiters[..at].iter().any(|earlier| earlier.claim().excludes(&claim));
+        if !by_holder && !by_waiter() {
+            return broken(
+                NAME,
+                format!("after entry {} {} waits for {} in vain", committed.index, waiting.owner, claim.lock),
+            );
+        }
+    }
+    let leases = ledger.holders.iter().map(|held| held.lease);
+    let mut leases = leases.chain(ledger.waiters.iter().map(|waiting| waiting.lease));
+    match leases.find(|lease| ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_some())) {
+        Some(lease) => broken(NAME, format!("lease {lease} is gone, and still holds or waits")),
+        None => Ok(()),
+    }
+}
+
+/// After an entry: what it was to end is gone.
+pub(super) fn has_done(ledger: &Ledger, committed: &Committed) -> Check {
+    match (&committed.command, &committed.applied.reply) {
+        (Command::CancelWait { tickets, .. }, _) => {
+            match ledger.waiters.iter().find(|waiting| tickets.contains(&waiting.ticket)) {
+                Some(waiting) => broken(NAME, format!("{} still waits for {}", waiting.owner, waiting.lock)),
+                None => Ok(()),
+            }
+        }
+        (Command::Expire { leases, .. }, Ok(Reply::Expired { count: 1.. })) => {
+            match leases
+                .iter()
+                .find(|lease| ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_none()))
+            {
+                Some(lease) => broken(NAME, format!("lease {lease} lives on after its end")),
+                None => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
