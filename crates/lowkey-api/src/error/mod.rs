@@ -1,10 +1,11 @@
 //! Why a request was refused, told alike in gRPC, HTTP and the SDK.
 //!
-//! An [`ApiError`] travels in three forms, and each can be read back without looking at its text:
+//! An [`ApiError`] travels in four forms, and each can be read back without looking at its text:
 //!
 //! - gRPC: a status whose details have a `google.rpc.ErrorInfo` of the domain [`DOMAIN`], and a
 //!   `google.rpc.RetryInfo` where asking again later makes sense.
 //! - HTTP: `{"code":9,"reason":"LOCK_HELD","message":"…","details":[…]}` with the same details.
+//! - On a `Session` stream, where a call that is refused ends nothing: a [`SessionError`].
 //! - Between nodes: an [`ErrorDetail`], because a node that does not lead relays the leader's answer.
 
 mod reason;
@@ -20,8 +21,13 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 pub use reason::Reason;
 
+use crate::v1::SessionError;
+
 /// The domain of every reason, as `google.rpc.ErrorInfo` wants one.
 pub const DOMAIN: &str = "lowkey";
+
+/// The particular that has the name of a reason which this version does not know.
+pub const RELAYED_REASON: &str = "relayed_reason";
 
 const ERROR_INFO_TYPE: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const RETRY_INFO_TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
@@ -86,6 +92,22 @@ impl ApiError {
             metadata: info.metadata.clone().into_iter().collect(),
             retry_after_ms: retry_delay.map(|delay| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
         })
+    }
+
+    /// An error that came with its reason as text. A reason that this version does not know, as a newer
+    /// node may give, becomes [`Reason::Internal`], with its name under [`RELAYED_REASON`]: all that is
+    /// certain then is that the outcome is not known here.
+    fn relayed(
+        reason: &str,
+        message: String,
+        metadata: BTreeMap<String, String>,
+        retry_after_ms: Option<u64>,
+    ) -> Self {
+        match Reason::parse(reason) {
+            Some(reason) => Self { reason, message, metadata, retry_after_ms },
+            None => Self { reason: Reason::Internal, message, metadata, retry_after_ms }
+                .with(RELAYED_REASON, reason),
+        }
     }
 
     /// The body of an HTTP error. Serialising the error itself gives the same, its fields in the
@@ -182,15 +204,31 @@ impl From<ApiError> for ErrorDetail {
 }
 
 impl From<ErrorDetail> for ApiError {
-    /// A reason that this version does not know, as a newer node may give, becomes
-    /// [`Reason::Internal`]: all that is certain then is that the outcome is not known here.
+    /// A reason that this version does not know becomes [`Reason::Internal`]; see [`RELAYED_REASON`].
     fn from(detail: ErrorDetail) -> Self {
         let ErrorDetail { reason, message, metadata, retry_after_ms } = detail;
-        match Reason::parse(&reason) {
-            Some(reason) => Self { reason, message, metadata, retry_after_ms },
-            None => Self { reason: Reason::Internal, message, metadata, retry_after_ms }
-                .with("relayed_reason", reason),
+        Self::relayed(&reason, message, metadata, retry_after_ms)
+    }
+}
+
+impl From<ApiError> for SessionError {
+    fn from(error: ApiError) -> Self {
+        let ApiError { reason, message, metadata, retry_after_ms } = error;
+        Self {
+            reason: reason.as_str().to_owned(),
+            message,
+            metadata: metadata.into_iter().collect(),
+            retry_after_ms: retry_after_ms.unwrap_or_default(),
         }
+    }
+}
+
+impl From<SessionError> for ApiError {
+    /// A reason that this version does not know becomes [`Reason::Internal`]; see [`RELAYED_REASON`].
+    fn from(error: SessionError) -> Self {
+        let SessionError { reason, message, metadata, retry_after_ms } = error;
+        let retry_after_ms = (retry_after_ms > 0).then_some(retry_after_ms);
+        Self::relayed(&reason, message, metadata.into_iter().collect(), retry_after_ms)
     }
 }
 
@@ -234,12 +272,32 @@ mod tests {
     }
 
     #[test]
+    fn an_error_survives_the_way_through_a_session() {
+        for error in
+            [lock_held(), lock_held().retry_after_ms(1_250), ApiError::invalid("seq", "must not be 0")]
+        {
+            let bytes = SessionError::from(error.clone()).encode_to_vec();
+            assert_eq!(ApiError::from(SessionError::decode(bytes.as_slice()).unwrap()), error);
+        }
+    }
+
+    #[test]
     fn a_reason_from_a_newer_node_is_told_as_internal() {
         let detail = ErrorDetail { reason: "NEVER_HEARD_OF".into(), ..ErrorDetail::default() };
-        let error = ApiError::from(detail);
-        assert_eq!(error.reason, Reason::Internal);
-        assert!(error.outcome_unknown());
-        assert_eq!(error.metadata["relayed_reason"], "NEVER_HEARD_OF");
+        let session_error = SessionError {
+            reason: "NEVER_HEARD_OF".into(),
+            message: "a new one".into(),
+            retry_after_ms: 5,
+            ..SessionError::default()
+        };
+        for error in [ApiError::from(detail), ApiError::from(session_error.clone())] {
+            assert_eq!(error.reason, Reason::Internal);
+            assert!(error.outcome_unknown());
+            assert_eq!(error.metadata[RELAYED_REASON], "NEVER_HEARD_OF");
+        }
+        // What it says otherwise is kept.
+        let error = ApiError::from(session_error);
+        assert_eq!((error.message.as_str(), error.retry_after_ms), ("a new one", Some(5)));
     }
 
     #[test]

@@ -120,8 +120,8 @@ reasons! {
     Internal = "INTERNAL", Internal, 500, Unknown;
 }
 
-/// Every name of a request field, on the wire and in its reason. `body` is of HTTP only: the whole of
-/// it.
+/// Every name of a request field, on the wire and in its reason. `body` is the whole of a request: of HTTP,
+/// or of a session.
 const INVALID: &[(&str, &str)] = &[
     ("acquire_request_id", "INVALID_ACQUIRE_REQUEST_ID"),
     ("after", "INVALID_AFTER"),

@@ -8,6 +8,7 @@ mod fake;
 mod grpc;
 mod http;
 mod serve;
+mod session;
 mod support;
 mod watch;
 mod wrong_protocol;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, future, stream};
-use lowkey_api::v1::{HeartbeatRequest, HeartbeatResponse, RenewLeaseRequest};
+use lowkey_api::v1::{HeartbeatRequest, HeartbeatResponse, RenewLeaseRequest, RenewLeaseResponse};
 use lowkey_api::{ApiError, Reason};
 use tonic::Status;
 
@@ -47,23 +47,28 @@ pub(super) fn answers<N: Node>(
 }
 
 async fn answer<N: Node>(node: &N, request: HeartbeatRequest) -> HeartbeatResponse {
-    let HeartbeatRequest { lease_id, seq } = request;
     let out_of_time = async {
         stopped(node.stopping()).await;
         tokio::time::sleep(STOPPING_GRACE).await;
     };
     let renewed = tokio::select! {
         biased;
-        renewed = node.renew_lease(RenewLeaseRequest { lease_id }) => renewed,
+        renewed = node.renew_lease(RenewLeaseRequest { lease_id: request.lease_id }) => renewed,
         () = out_of_time => Err(ApiError::new(Reason::NodeStopping, "the node stopped before it could renew")),
     };
+    response(request, renewed)
+}
+
+/// What came of a renewal.
+pub(super) fn response(
+    request: HeartbeatRequest,
+    renewed: Result<RenewLeaseResponse, ApiError>,
+) -> HeartbeatResponse {
+    let HeartbeatRequest { lease_id, seq } = request;
     match renewed {
-        Ok(renewed) => HeartbeatResponse {
-            lease_id,
-            ttl_seconds: renewed.ttl_seconds,
-            seq,
-            ..HeartbeatResponse::default()
-        },
+        Ok(RenewLeaseResponse { ttl_seconds }) => {
+            HeartbeatResponse { lease_id, ttl_seconds, seq, ..HeartbeatResponse::default() }
+        }
         Err(error) => refused(request, error),
     }
 }

@@ -10,16 +10,17 @@ use lowkey_api::v1::{
     CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse, GetLockRequest, GetLockResponse,
     GetStatusRequest, GetStatusResponse, HeartbeatRequest, HeartbeatResponse, ListLocksRequest,
     ListLocksResponse, ReleaseLockRequest, ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse,
-    RevokeLeaseRequest, RevokeLeaseResponse, WatchEvent, WatchRequest,
+    RevokeLeaseRequest, RevokeLeaseResponse, SessionAnswer, SessionCall, WatchEvent, WatchRequest,
 };
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Grpc, StatusEvents, heartbeat, reply, reply_events};
+use super::{Grpc, StatusEvents, heartbeat, reply, reply_events, session};
 use crate::edge::Node;
 
 #[tonic::async_trait]
 impl<N: Node> LockService for Grpc<N> {
     type HeartbeatStream = Pin<Box<dyn Stream<Item = Result<HeartbeatResponse, Status>> + Send>>;
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionAnswer, Status>> + Send>>;
     type WatchStream = StatusEvents<WatchEvent>;
 
     async fn create_lease(
@@ -48,6 +49,14 @@ impl<N: Node> LockService for Grpc<N> {
         request: Request<Streaming<HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
         let answers = heartbeat::answers(Arc::clone(&self.node), request.into_inner());
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionCall>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let answers = session::answers(Arc::clone(&self.node), request.into_inner());
         Ok(Response::new(Box::pin(answers)))
     }
 

@@ -4,6 +4,7 @@ mod election_service;
 mod health;
 mod heartbeat;
 mod lock_service;
+mod session;
 
 use std::sync::Arc;
 
