@@ -18,6 +18,7 @@ mod limits;
 mod pause;
 mod quick_start;
 mod scopes;
+mod sdk;
 mod start_errors;
 mod stop;
 mod three_nodes;

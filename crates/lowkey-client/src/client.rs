@@ -1,0 +1,326 @@
+//! The client: where everything begins.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::session_answer::Answer;
+use lowkey_api::v1::session_call::Call;
+use lowkey_api::v1::{
+    CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, GetLockRequest, GetLockResponse,
+    GetStatusRequest, GetStatusResponse, ListLocksRequest,
+};
+use lowkey_api::validity::valid_until;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+
+use crate::clock::now_nanos;
+use crate::error::{Error, ErrorKind};
+use crate::keeper::{Keeper, Presence};
+use crate::link::Link;
+use crate::random::{self, Backoff};
+use crate::session::Session;
+use crate::watch::{Observation, Watch};
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to a cluster. Cheap to clone; clones share it.
+///
+/// It needs one node that answers, finds the others from there, prefers the one that leads, and reconnects
+/// by itself.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), lowkey_client::Error> {
+/// use lowkey_client::Client;
+///
+/// let client = Client::connect(["http://127.0.0.1:9000", "http://127.0.0.1:9001"]).await?;
+/// println!("{}", client.status().await?.leader_id);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) link: Link,
+    pub(crate) keeper: Keeper,
+    pub(crate) owner: String,
+    pub(crate) call_timeout: Duration,
+}
+
+/// How a client is to be. Made by [`Client::builder`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), lowkey_client::Error> {
+/// use std::time::Duration;
+///
+/// let client = lowkey_client::Client::builder(["http://127.0.0.1:9000"])
+///     .owner("billing-worker-7")
+///     .call_timeout(Duration::from_secs(3))
+///     .connect()
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ClientBuilder {
+    endpoints: Vec<String>,
+    owner: Option<String>,
+    call_timeout: Duration,
+    connect_timeout: Duration,
+}
+
+impl ClientBuilder {
+    /// What this client is called where locks are listed; otherwise made from host and process.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+
+    /// How long a call may take, with all that is tried for it: 10 s unless said otherwise. A wait for a lock
+    /// comes on top.
+    pub fn call_timeout(mut self, time: Duration) -> Self {
+        self.call_timeout = time;
+        self
+    }
+
+    /// How long the first connection may take: 10 s unless said otherwise.
+    pub fn connect_timeout(mut self, time: Duration) -> Self {
+        self.connect_timeout = time;
+        self
+    }
+
+    /// Connects. Fails if no node answers in time.
+    pub async fn connect(self) -> Result<Client, Error> {
+        if self.endpoints.is_empty() {
+            return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
+        }
+        if let Some(wrong) = self.endpoints.iter().find(|endpoint| !endpoint.contains("://")) {
+            return Err(Error::invalid(format!("{wrong} is no URL such as http://127.0.0.1:9000")));
+        }
+        let link = Link::start(self.endpoints);
+        let mut state = link.state();
+        let ready = state.wait_for(|state| {
+            let hopeless =
+                state.problem.as_ref().is_some_and(|error| matches!(error.kind(), ErrorKind::Invalid(_)));
+            state.channel.is_some() || hopeless
+        });
+        let is_connected = timeout(self.connect_timeout, ready)
+            .await
+            .is_ok_and(|state| state.is_ok_and(|state| state.channel.is_some()));
+        if !is_connected {
+            let problem = link.state().borrow().problem.clone();
+            return Err(problem.unwrap_or_else(|| Error::unavailable("no node answers", false)));
+        }
+        let keeper = Keeper::start(link.clone());
+        let owner = self.owner.unwrap_or_else(default_owner);
+        Ok(Client { inner: Arc::new(Inner { link, keeper, owner, call_timeout: self.call_timeout }) })
+    }
+}
+
+fn default_owner() -> String {
+    let host = rustix_host();
+    format!("{host}-{}-{}", std::process::id(), random::tag())
+}
+
+fn rustix_host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|host| host.trim().to_owned())
+        .ok()
+        .filter(|host| !host.is_empty())
+        .unwrap_or_else(|| "client".to_owned())
+}
+
+impl Client {
+    /// Connects to the cluster that these endpoints belong to: gRPC URLs of some of its nodes.
+    pub async fn connect<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Result<Self, Error> {
+        Self::builder(endpoints).connect().await
+    }
+
+    /// The same, with more to say about it.
+    pub fn builder<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> ClientBuilder {
+        ClientBuilder {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            owner: None,
+            call_timeout: CALL_TIMEOUT,
+            connect_timeout: CALL_TIMEOUT,
+        }
+    }
+
+    /// What this client is called where locks are listed.
+    pub fn owner(&self) -> &str {
+        &self.inner.owner
+    }
+
+    /// The id of the cluster that this client is bound to.
+    pub fn cluster_id(&self) -> String {
+        self.inner.link.state().borrow().cluster_id.clone()
+    }
+
+    /// The node that it is connected to now; empty while it is not.
+    pub fn endpoint(&self) -> String {
+        let state = self.inner.link.state();
+        let state = state.borrow();
+        state.channel.as_ref().map(|_| state.endpoint.clone()).unwrap_or_default()
+    }
+
+    /// Makes a session: a lease of this time to live (1 to 600 whole seconds), renewed by itself.
+    pub async fn session(&self, ttl: Duration) -> Result<Session, Error> {
+        let ttl_seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
+        if ttl.subsec_nanos() != 0 {
+            return Err(Error::invalid(format!(
+                "a time to live has whole seconds, 1 to 600, and not {ttl:?}"
+            )));
+        }
+        let request = CreateLeaseRequest {
+            owner_id: self.inner.owner.clone(),
+            ttl_seconds,
+            request_id: random::request_id(),
+        };
+        // R6: validity counts from before the first send; retries keep this time.
+        let first_sent = now_nanos();
+        match self.inner.link.call(Call::CreateLease(request), self.inner.call_timeout).await? {
+            Answer::CreateLease(made) => {
+                let until = valid_until(first_sent, made.ttl_seconds);
+                let presence = Presence::new(made.lease_id, made.ttl_seconds, until);
+                Ok(Session::new(Arc::clone(&self.inner), presence))
+            }
+            _ => Err(Error::unavailable("an answer to another question", true)),
+        }
+    }
+
+    /// Who holds a lock, and who waits for it.
+    pub async fn get(&self, name: impl Into<String>) -> Result<GetLockResponse, Error> {
+        let request = GetLockRequest { lock_name: name.into(), stale: false };
+        match self.inner.link.call(Call::GetLock(request), self.inner.call_timeout).await? {
+            Answer::GetLock(lock) => Ok(lock),
+            _ => Err(Error::unavailable("an answer to another question", false)),
+        }
+    }
+
+    /// All locks whose names begin with a prefix, by name, and the revision to watch from in order to miss
+    /// nothing after this.
+    pub async fn locks(&self, prefix: impl Into<String>) -> Result<(Vec<GetLockResponse>, u64), Error> {
+        let mut request = ListLocksRequest { prefix: prefix.into(), page_size: 1000, ..Default::default() };
+        let (mut locks, mut watch_from) = (Vec::new(), None);
+        loop {
+            let page = self
+                .inner
+                .unary(&request, |mut client, request| async move { client.list_locks(request).await });
+            let page = page.await?;
+            watch_from.get_or_insert(page.watch_from);
+            locks.extend(page.locks);
+            if page.next_page_token.is_empty() {
+                return Ok((locks, watch_from.unwrap_or_default()));
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    /// Whether a token is a current one of a lock.
+    pub async fn check_token(
+        &self,
+        name: impl Into<String>,
+        fencing_token: u64,
+    ) -> Result<CheckTokenResponse, Error> {
+        let request = CheckTokenRequest { lock_name: name.into(), fencing_token };
+        self.inner
+            .unary(&request, |mut client, request| async move { client.check_token(request).await })
+            .await
+    }
+
+    /// How the node that this client is connected to sees the cluster.
+    pub async fn status(&self) -> Result<GetStatusResponse, Error> {
+        let ask =
+            |mut client: LockServiceClient<Channel>, request| async move { client.get_status(request).await };
+        self.inner.unary(&GetStatusRequest {}, ask).await
+    }
+
+    /// Watches one lock. Events come in order, without gaps or repeats, also across reconnects.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// use futures::StreamExt as _;
+    ///
+    /// let mut watch = client.watch("billing/job");
+    /// while let Some(event) = watch.next().await {
+    ///     println!("{:?}", event?.r#type());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch(&self, name: impl Into<String>) -> Watch {
+        Watch::of_name(Arc::clone(&self.inner), name.into())
+    }
+
+    /// Watches all locks whose names begin with a prefix; an empty one means all.
+    pub fn watch_prefix(&self, prefix: impl Into<String>) -> Watch {
+        Watch::of_prefix(Arc::clone(&self.inner), prefix.into())
+    }
+
+    /// Tells who leads an election: first now, then at every change, also that there is nobody.
+    pub fn observe(&self, election: &str) -> impl Stream<Item = Result<Observation, Error>> + Send + use<> {
+        crate::watch::observe(Arc::clone(&self.inner), election.to_owned())
+    }
+}
+
+impl Inner {
+    /// The connection, as soon as there is one.
+    pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
+        let mut state = self.link.state();
+        let connected =
+            tokio::time::timeout_at(deadline, state.wait_for(|state| state.channel.is_some())).await;
+        let channel = connected.ok().and_then(|state| state.ok()?.channel.clone());
+        channel.ok_or_else(|| {
+            let problem = self.link.state().borrow().problem.clone();
+            problem.unwrap_or_else(|| Error::unavailable("no node answers", false))
+        })
+    }
+
+    /// Makes a single call that changes nothing, again and again until it succeeds or its time is up.
+    pub(crate) async fn unary<Q, R, F>(
+        &self,
+        request: &Q,
+        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
+        let deadline = Instant::now() + self.call_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let client = LockServiceClient::new(self.channel(deadline).await?);
+            let error = match tokio::time::timeout_at(deadline, ask(client, request.clone())).await {
+                Ok(Ok(response)) => return Ok(response.into_inner()),
+                Ok(Err(status)) => from_status(&status),
+                Err(_) => Error::unavailable("no answer in time", false),
+            };
+            if !error.is_retryable() || Instant::now() >= deadline {
+                return Err(error);
+            }
+            sleep(backoff.pause()).await;
+        }
+    }
+}
+
+/// What a status of gRPC means for the caller.
+pub(crate) fn from_status(status: &tonic::Status) -> Error {
+    match lowkey_api::ApiError::from_status(status) {
+        Some(error) => error.into(),
+        None => Error::unavailable(status.message(), false),
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("owner", &self.owner())
+            .field("endpoint", &self.endpoint())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,111 @@
+//! Leader election: a lock whose holder leads.
+
+use std::fmt;
+use std::time::Duration;
+
+use lowkey_api::v1::ProclaimRequest;
+use lowkey_api::v1::session_answer::Answer;
+use lowkey_api::v1::session_call::Call;
+
+use crate::error::{Error, Lost};
+use crate::lock::LockGuard;
+use crate::random;
+use crate::session::{LossCause, Session};
+
+/// An election to stand for. Made by [`Session::election`].
+///
+/// ```no_run
+/// # async fn example(session: lowkey_client::Session) -> Result<(), Box<dyn std::error::Error>> {
+/// let leadership = session.election("scheduler").campaign("http://10.0.0.1:4000").await?;
+/// leadership.run(async { /* what only the leader may do, with leadership.token() */ }).await?;
+/// leadership.resign().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Election {
+    session: Session,
+    name: String,
+}
+
+impl Election {
+    pub(crate) fn new(session: Session, name: String) -> Self {
+        Self { session, name }
+    }
+
+    /// Stands for election until elected, with a text that tells the others of the leader.
+    ///
+    /// Dropping the future ends the candidacy.
+    pub async fn campaign(&self, value: impl Into<String>) -> Result<Leadership, Error> {
+        let guard = self.session.lock(self.name.clone()).value(value).acquire().await?;
+        Ok(Leadership { session: self.session.clone(), guard })
+    }
+
+    /// The same, but not for longer than this.
+    pub async fn campaign_for(&self, value: impl Into<String>, time: Duration) -> Result<Leadership, Error> {
+        let guard = self.session.lock(self.name.clone()).value(value).wait(time).await?;
+        Ok(Leadership { session: self.session.clone(), guard })
+    }
+}
+
+/// A term of office. Ends when it is resigned, dropped, or lost.
+#[must_use = "the lead is given up when this is dropped"]
+pub struct Leadership {
+    session: Session,
+    guard: LockGuard,
+}
+
+impl Leadership {
+    /// The fencing token of this term of office.
+    pub fn token(&self) -> u64 {
+        self.guard.token()
+    }
+
+    /// Whether you may act as leader now; looks at the clock.
+    pub fn is_held(&self) -> bool {
+        self.guard.is_held()
+    }
+
+    /// The lock that stands for it.
+    pub fn guard(&self) -> &LockGuard {
+        &self.guard
+    }
+
+    /// Resolves when the lead is lost, with the cause.
+    pub async fn lost(&self) -> LossCause {
+        self.guard.lost().await
+    }
+
+    /// Does the work for as long as this is the leader; see [`LockGuard::run`].
+    pub async fn run<W: Future>(&self, work: W) -> Result<W::Output, Lost> {
+        self.guard.run(work).await
+    }
+
+    /// Changes the text that tells the others of the leader.
+    pub async fn proclaim(&self, value: impl Into<String>) -> Result<(), Error> {
+        let client = &self.session.shared.client;
+        let request = ProclaimRequest {
+            election: self.guard.name().to_owned(),
+            owner_id: client.owner.clone(),
+            lease_id: self.guard.lease_id(),
+            fencing_token: self.guard.token(),
+            value: value.into(),
+            request_id: random::request_id(),
+        };
+        match client.link.call(Call::Proclaim(request), client.call_timeout).await? {
+            Answer::Proclaim(_) => Ok(()),
+            _ => Err(Error::unavailable("an answer to another question", true)),
+        }
+    }
+
+    /// Gives the lead up, and waits until that is done.
+    pub async fn resign(self) -> Result<(), Error> {
+        self.guard.release().await
+    }
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leadership").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,207 @@
+//! What can go wrong, and what that means for the caller.
+
+use std::fmt;
+
+use lowkey_api::{ApiError, Reason};
+
+use crate::session::LossCause;
+
+/// Why there is no good answer.
+///
+/// Decide by [`Error::kind`], [`Error::is_retryable`] and [`Error::outcome_unknown`], never by the text.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: ErrorKind,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Somebody else holds the lock, and you did not want to wait.
+    LockHeld(HeldBy),
+    /// Somebody else held the lock for as long as you wanted to wait.
+    WaitTimeout(Option<HeldBy>),
+    /// The session is lost, and with it all that it held.
+    SessionLost(LossCause),
+    /// The service refused; the reason says why.
+    Refused(ApiError),
+    /// No node answered in time. What happened, if anything, is in [`Error::outcome_unknown`].
+    Unavailable {
+        /// The last problem that was seen.
+        problem: String,
+        /// The request was sent at least once, and may have been carried out.
+        sent: bool,
+    },
+    /// An endpoint belongs to another cluster than the one that this client began with.
+    WrongCluster {
+        /// The endpoint.
+        endpoint: String,
+        /// The cluster that this client began with.
+        expected: String,
+        /// The cluster that the endpoint belongs to.
+        found: String,
+    },
+    /// Something that was given is not as it must be.
+    Invalid(String),
+}
+
+/// Who holds a lock that you do not get.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldBy {
+    /// What is held: the lock itself, a subtree above it, or something below it.
+    pub name: String,
+    /// Who holds it, as it names itself.
+    pub owner: String,
+    /// The lease that holds it.
+    pub lease_id: u64,
+    /// The fencing token of its grant.
+    pub fencing_token: u64,
+    /// Since when, in milliseconds since 1970 by the clock of the node that granted it: for display only.
+    pub since_unix_ms: u64,
+    /// How many wait for it.
+    pub waiters: u64,
+}
+
+impl HeldBy {
+    fn from_metadata(error: &ApiError) -> Option<Self> {
+        let text = |key: &str| error.metadata.get(key).cloned();
+        let number = |key: &str| text(key).and_then(|text| text.parse().ok()).unwrap_or_default();
+        Some(Self {
+            name: text("held_name").or_else(|| text("lock_name"))?,
+            owner: text("owner_id")?,
+            lease_id: number("lease_id"),
+            fencing_token: number("fencing_token"),
+            since_unix_ms: number("since_unix_ms"),
+            waiters: number("waiters"),
+        })
+    }
+}
+
+impl fmt::Display for HeldBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, owner, lease_id, fencing_token, waiters, .. } = self;
+        write!(
+            f,
+            "{name} is held by {owner} with lease {lease_id} and token {fencing_token}, {waiters} waiting"
+        )
+    }
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind) -> Self {
+        Self { kind }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid(what.into()))
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// The service's own reason, if it was the service that refused.
+    pub fn reason(&self) -> Option<Reason> {
+        match &self.kind {
+            ErrorKind::Refused(error) => Some(error.reason),
+            ErrorKind::LockHeld(_) => Some(Reason::LockHeld),
+            ErrorKind::WaitTimeout(_) => Some(Reason::WaitTimeout),
+            ErrorKind::SessionLost(LossCause::Gone) => Some(Reason::LeaseNotFound),
+            _ => None,
+        }
+    }
+
+    /// Whether the same call may succeed if it is made again. The client has tried already for as long as
+    /// its deadline allowed.
+    pub fn is_retryable(&self) -> bool {
+        match &self.kind {
+            ErrorKind::Refused(error) => error.is_retryable(),
+            ErrorKind::Unavailable { .. } | ErrorKind::LockHeld(_) | ErrorKind::WaitTimeout(_) => true,
+            ErrorKind::SessionLost(_) | ErrorKind::WrongCluster { .. } | ErrorKind::Invalid(_) => false,
+        }
+    }
+
+    /// Whether the call may have been carried out although it failed.
+    pub fn outcome_unknown(&self) -> bool {
+        match &self.kind {
+            ErrorKind::Refused(error) => error.outcome_unknown(),
+            ErrorKind::Unavailable { sent, .. } => *sent,
+            _ => false,
+        }
+    }
+
+    /// Whether somebody else holds the lock: now, or for as long as you waited.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.kind, ErrorKind::LockHeld(_) | ErrorKind::WaitTimeout(_))
+    }
+
+    /// Who that is, as far as is known.
+    pub fn held_by(&self) -> Option<&HeldBy> {
+        match &self.kind {
+            ErrorKind::LockHeld(held_by) | ErrorKind::WaitTimeout(Some(held_by)) => Some(held_by),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn unavailable(problem: impl Into<String>, sent: bool) -> Self {
+        Self::new(ErrorKind::Unavailable { problem: problem.into(), sent })
+    }
+}
+
+impl From<ApiError> for Error {
+    fn from(error: ApiError) -> Self {
+        let kind = match (error.reason, HeldBy::from_metadata(&error)) {
+            (Reason::LockHeld, Some(held_by)) => ErrorKind::LockHeld(held_by),
+            (Reason::WaitTimeout, held_by) => ErrorKind::WaitTimeout(held_by),
+            _ => ErrorKind::Refused(error),
+        };
+        Self::new(kind)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            ErrorKind::LockHeld(held_by) => write!(f, "{held_by}"),
+            ErrorKind::WaitTimeout(Some(held_by)) => write!(f, "the time to wait is over: {held_by}"),
+            ErrorKind::WaitTimeout(None) => f.write_str("the time to wait is over"),
+            ErrorKind::SessionLost(cause) => write!(f, "the session is lost: {cause}"),
+            ErrorKind::Refused(error) => f.write_str(&error.message),
+            ErrorKind::Unavailable { problem, sent: false } => {
+                write!(f, "the service does not answer, nothing was done: {problem}")
+            }
+            ErrorKind::Unavailable { problem, sent: true } => {
+                write!(f, "the service does not answer, and it may have been done: {problem}")
+            }
+            ErrorKind::WrongCluster { endpoint, expected, found } => write!(
+                f,
+                "{endpoint} belongs to cluster {found}, and this client began with {expected}: locks of one mean \
+                 nothing in the other"
+            ),
+            ErrorKind::Invalid(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The lock was lost while work went on under it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The lock.
+    pub name: String,
+    /// Its fencing token: whatever was written with it stands, until a higher one is seen.
+    pub fencing_token: u64,
+    /// Why.
+    pub cause: LossCause,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lock {} (token {}) is lost: {}", self.name, self.fencing_token, self.cause)
+    }
+}
+
+impl std::error::Error for Lost {}

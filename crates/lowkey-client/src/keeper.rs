@@ -1,0 +1,319 @@
+//! The keeper: one task that renews every lease of a client, and tells each session how it stands.
+//!
+//! Renewals are made at a third of the time to live, many leases in one message. What counts is the client's
+//! own clock (R6): each acknowledgement is credited to the moment before its request was first sent, and a
+//! session whose validity has run out is lost then and there, whether or not any server answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use lowkey_api::Reason;
+use lowkey_api::v1::session_answer::Answer;
+use lowkey_api::v1::session_call::Call;
+use lowkey_api::v1::{HeartbeatResponse, LeasesRenewed, RenewLeases};
+use lowkey_api::validity::valid_until;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::now_nanos;
+use crate::error::Error;
+use crate::link::Link;
+use crate::session::{LossCause, SessionStatus};
+
+/// Leases that are renewed by one message at most.
+const LEASES_A_MESSAGE: usize = 6_000;
+/// What is due within this time is renewed together: many leases cost few messages.
+const TOGETHER_NANOS: u64 = 50_000_000;
+/// The clock is looked at so often at least, since it may have gone on while timers stood still.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How soon a renewal that failed is tried again.
+const AGAIN_NANOS: u64 = 100_000_000;
+const MILLISECOND: u64 = 1_000_000;
+
+/// What is known of one lease, shared by its session, its guards and the keeper.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    pub(crate) lease_id: u64,
+    pub(crate) ttl_seconds: i64,
+    /// R6: by this client's own clock; only ever grows.
+    valid_until: AtomicU64,
+    status: watch::Sender<SessionStatus>,
+    lost: CancellationToken,
+}
+
+impl Presence {
+    /// A lease that was made, or granted, by a request whose validity is known.
+    pub(crate) fn new(lease_id: u64, ttl_seconds: i64, valid_until: u64) -> Arc<Self> {
+        Arc::new(Self {
+            lease_id,
+            ttl_seconds,
+            valid_until: AtomicU64::new(valid_until),
+            status: watch::Sender::new(SessionStatus::Held),
+            lost: CancellationToken::new(),
+        })
+    }
+
+    fn ttl_nanos(&self) -> u64 {
+        u64::try_from(self.ttl_seconds).unwrap_or_default() * 1_000_000_000
+    }
+
+    /// True if its holder may act on it now. Looks at the clock: nobody else needs to have noticed yet.
+    pub(crate) fn is_valid(&self) -> bool {
+        !self.lost.is_cancelled() && now_nanos() < self.valid_until.load(Ordering::Acquire)
+    }
+
+    /// How long it is valid if nothing more is heard.
+    pub(crate) fn remaining(&self) -> Duration {
+        if self.lost.is_cancelled() {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(self.valid_until.load(Ordering::Acquire).saturating_sub(now_nanos()))
+    }
+
+    /// A renewal that was first sent at this time was acknowledged.
+    fn renewed(&self, first_sent_nanos: u64) {
+        self.valid_until.fetch_max(valid_until(first_sent_nanos, self.ttl_seconds), Ordering::AcqRel);
+    }
+
+    /// It is over. Only the first cause counts.
+    pub(crate) fn lose(&self, cause: LossCause) {
+        self.status.send_if_modified(|status| {
+            let is_news = !matches!(status, SessionStatus::Lost(_));
+            if is_news {
+                *status = SessionStatus::Lost(cause);
+            }
+            is_news
+        });
+        self.lost.cancel();
+    }
+
+    fn set(&self, now: SessionStatus) {
+        self.status.send_if_modified(|status| {
+            let is_news = *status != now && !matches!(status, SessionStatus::Lost(_));
+            if is_news {
+                *status = now;
+            }
+            is_news
+        });
+    }
+
+    /// How it stands; a lease whose time has run out is lost, whoever has noticed.
+    pub(crate) fn status(&self) -> SessionStatus {
+        if !self.is_valid() {
+            self.lose(LossCause::Expired);
+        }
+        *self.status.borrow()
+    }
+
+    pub(crate) fn cause(&self) -> LossCause {
+        match self.status() {
+            SessionStatus::Lost(cause) => cause,
+            SessionStatus::Held | SessionStatus::InJeopardy => LossCause::Expired,
+        }
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<SessionStatus> {
+        self.status.subscribe()
+    }
+
+    pub(crate) fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+}
+
+/// Where sessions register.
+#[derive(Clone)]
+pub(crate) struct Keeper {
+    orders: mpsc::UnboundedSender<Arc<Presence>>,
+}
+
+impl Keeper {
+    pub(crate) fn start(link: Link) -> Self {
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let task = Task {
+            link,
+            orders: receiver,
+            leases: BTreeMap::new(),
+            by_renewal: BTreeSet::new(),
+            by_end: BTreeSet::new(),
+            under_way: FuturesUnordered::new(),
+        };
+        tokio::spawn(task.run());
+        Self { orders }
+    }
+
+    /// Keeps a lease alive until it is lost.
+    pub(crate) fn keep(&self, presence: Arc<Presence>) {
+        // The task lives as long as anyone who could register.
+        let _ = self.orders.send(presence);
+    }
+}
+
+/// Invariants: `by_renewal` and `by_end` have exactly the leases, under the times of their `Kept`.
+struct Task {
+    link: Link,
+    orders: mpsc::UnboundedReceiver<Arc<Presence>>,
+    leases: BTreeMap<u64, Kept>,
+    by_renewal: BTreeSet<(u64, u64)>,
+    by_end: BTreeSet<(u64, u64)>,
+    under_way: FuturesUnordered<BoxFuture<'static, Sent>>,
+}
+
+struct Kept {
+    presence: Arc<Presence>,
+    next_renewal: u64,
+    end: u64,
+}
+
+/// A message of renewals, and what came of it.
+struct Sent {
+    first_sent: u64,
+    lease_ids: Vec<u64>,
+    outcome: Result<Answer, Error>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut is_open = true;
+        while is_open || !self.leases.is_empty() {
+            let pause = self.pause();
+            tokio::select! {
+                order = self.orders.recv(), if is_open => match order {
+                    Some(presence) => self.add(presence),
+                    None => is_open = false,
+                },
+                Some(sent) = self.under_way.next() => self.take_in(sent),
+                () = sleep(pause) => {}
+            }
+            let now = now_nanos();
+            self.end_overdue(now);
+            self.renew_due(now);
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        let Some((end, _)) = self.by_end.first() else { return Duration::from_secs(3600) };
+        let renewal = self.by_renewal.first().map_or(u64::MAX, |(at, _)| *at);
+        let next = (*end).min(renewal);
+        Duration::from_nanos(next.saturating_sub(now_nanos())).min(LOOK_INTERVAL)
+    }
+
+    fn add(&mut self, presence: Arc<Presence>) {
+        let end = presence.valid_until.load(Ordering::Acquire);
+        // Made at 90 % before its end: a third of the time to live later it is renewed.
+        let made = end.saturating_sub(presence.ttl_nanos() / 10 * 9);
+        let next_renewal = made + presence.ttl_nanos() / 3;
+        let lease_id = presence.lease_id;
+        self.by_end.insert((end, lease_id));
+        self.by_renewal.insert((next_renewal, lease_id));
+        self.leases.insert(lease_id, Kept { presence, next_renewal, end });
+    }
+
+    fn remove(&mut self, lease_id: u64) -> Option<Kept> {
+        let kept = self.leases.remove(&lease_id)?;
+        self.by_end.remove(&(kept.end, lease_id));
+        self.by_renewal.remove(&(kept.next_renewal, lease_id));
+        Some(kept)
+    }
+
+    fn plan(&mut self, lease_id: u64, next_renewal: u64) {
+        let Some(kept) = self.leases.get_mut(&lease_id) else { return };
+        self.by_renewal.remove(&(kept.next_renewal, lease_id));
+        kept.next_renewal = next_renewal;
+        self.by_renewal.insert((next_renewal, lease_id));
+        let end = kept.presence.valid_until.load(Ordering::Acquire);
+        self.by_end.remove(&(kept.end, lease_id));
+        kept.end = end;
+        self.by_end.insert((end, lease_id));
+    }
+
+    /// R6: what is no longer valid is lost, whatever the servers would say.
+    fn end_overdue(&mut self, now: u64) {
+        while let Some((end, lease_id)) = self.by_end.first().copied()
+            && end <= now
+        {
+            if let Some(kept) = self.remove(lease_id) {
+                kept.presence.lose(LossCause::Expired);
+            }
+        }
+    }
+
+    fn renew_due(&mut self, now: u64) {
+        loop {
+            let mut lease_ids = Vec::new();
+            let mut shortest_ttl = u64::MAX;
+            while lease_ids.len() < LEASES_A_MESSAGE
+                && let Some((at, lease_id)) = self.by_renewal.first().copied()
+                && (at <= now || (!lease_ids.is_empty() && at <= now + TOGETHER_NANOS))
+            {
+                let presence = Arc::clone(&self.leases[&lease_id].presence);
+                if presence.lost.is_cancelled() {
+                    self.remove(lease_id);
+                    continue;
+                }
+                let ttl = presence.ttl_nanos();
+                // In jeopardy: by now a renewal should have been acknowledged, and a second tried.
+                if presence.remaining() < Duration::from_nanos(ttl / 10 * 4) {
+                    presence.set(SessionStatus::InJeopardy);
+                }
+                shortest_ttl = shortest_ttl.min(ttl);
+                lease_ids.push(lease_id);
+                // Planned anew when the answer is there; if none comes, this is the next attempt.
+                self.plan(lease_id, now + ttl / 6);
+            }
+            if lease_ids.is_empty() {
+                return;
+            }
+            let time = Duration::from_nanos((shortest_ttl / 6).clamp(150 * MILLISECOND, 3_000 * MILLISECOND));
+            self.under_way.push(send(self.link.clone(), lease_ids, now, time).boxed());
+        }
+    }
+
+    fn take_in(&mut self, sent: Sent) {
+        let Sent { first_sent, lease_ids, outcome } = sent;
+        match outcome {
+            Ok(Answer::RenewLeases(LeasesRenewed { renewals })) => {
+                for renewal in renewals {
+                    self.take_in_one(first_sent, &renewal);
+                }
+            }
+            // Nobody answered: very soon again.
+            _ => {
+                let again = now_nanos() + AGAIN_NANOS;
+                for lease_id in lease_ids {
+                    self.plan(lease_id, again);
+                }
+            }
+        }
+    }
+
+    fn take_in_one(&mut self, first_sent: u64, renewal: &HeartbeatResponse) {
+        let lease_id = renewal.lease_id;
+        let Some(kept) = self.leases.get(&lease_id) else { return };
+        let presence = Arc::clone(&kept.presence);
+        if renewal.error_reason.is_empty() {
+            presence.renewed(first_sent);
+            if presence.is_valid() {
+                presence.set(SessionStatus::Held);
+            }
+            self.plan(lease_id, first_sent + presence.ttl_nanos() / 3);
+        } else if renewal.error_reason == Reason::LeaseNotFound.as_str() {
+            self.remove(lease_id);
+            presence.lose(LossCause::Gone);
+        } else {
+            self.plan(lease_id, now_nanos() + AGAIN_NANOS);
+        }
+    }
+}
+
+async fn send(link: Link, lease_ids: Vec<u64>, first_sent: u64, time: Duration) -> Sent {
+    let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.clone() });
+    let outcome = link.call(call, time).await;
+    Sent { first_sent, lease_ids, outcome }
+}

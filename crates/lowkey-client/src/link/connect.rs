@@ -1,0 +1,217 @@
+//! How a stream comes about: which node, and whether it is one of ours.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures::stream::{BoxStream, StreamExt as _};
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::{GetStatusRequest, GetStatusResponse, SessionAnswer, SessionCall};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::unary;
+use crate::error::{Error, ErrorKind};
+
+/// How long one node may take to answer before the next is tried.
+const CONNECT_TIME: Duration = Duration::from_millis(1000);
+
+/// A stream to a node.
+pub(super) struct Connected {
+    pub(super) endpoint: String,
+    pub(super) cluster_id: String,
+    pub(super) channel: Channel,
+    pub(super) calls: mpsc::UnboundedSender<SessionCall>,
+    pub(super) answers: BoxStream<'static, Result<SessionAnswer, Status>>,
+}
+
+/// Where nodes may be found, and the cluster that they must be of.
+pub(super) struct Directory {
+    /// As given, and then those that members of the cluster told of.
+    endpoints: Vec<String>,
+    given: usize,
+    /// Where to begin; moved on when a node fails.
+    next: usize,
+    /// Pinned with the first connection.
+    cluster_id: Option<String>,
+}
+
+impl Directory {
+    pub(super) fn new(endpoints: Vec<String>) -> Self {
+        Self { given: endpoints.len(), endpoints, next: 0, cluster_id: None }
+    }
+
+    /// Remembers the cluster, and where it was found.
+    pub(super) fn met(&mut self, connected: &Connected) {
+        self.cluster_id.get_or_insert_with(|| connected.cluster_id.clone());
+        let known = self.endpoints.iter().position(|endpoint| *endpoint == connected.endpoint);
+        self.next = known.unwrap_or_else(|| {
+            // Members come and go: only so many that were not given are kept.
+            self.endpoints.truncate(self.given + 8);
+            self.endpoints.push(connected.endpoint.clone());
+            self.endpoints.len() - 1
+        });
+    }
+
+    /// The node that was used last failed: begin with another.
+    pub(super) fn avoid_current(&mut self) {
+        self.next = (self.next + 1) % self.endpoints.len();
+    }
+
+    /// Connects to the first node that answers, or rather to the leader that it names.
+    pub(super) fn connect(&self) -> impl Future<Output = Result<Connected, Error>> + use<> {
+        let (before, after) = self.endpoints.split_at(self.next);
+        let endpoints: Vec<String> = after.iter().chain(before).cloned().collect();
+        let cluster_id = self.cluster_id.clone();
+        async move {
+            let mut problem = Error::unavailable("no endpoint was given", false);
+            for endpoint in &endpoints {
+                match connect_to(endpoint, cluster_id.as_deref()).await {
+                    Ok(connected) => return Ok(connected),
+                    Err(error) => {
+                        tracing::debug!(endpoint, %error, "no connection");
+                        problem = worse(problem, error);
+                    }
+                }
+            }
+            Err(problem)
+        }
+    }
+
+    /// Looks whether another node leads, and connects to it.
+    pub(super) fn find_leader(
+        &self,
+        connected: &Connected,
+    ) -> impl Future<Output = Option<Connected>> + use<> {
+        let (endpoint, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
+        let client = LockServiceClient::new(connected.channel.clone());
+        async move {
+            let status = status_of(client).await.ok()?;
+            let leader = leader_endpoint(&endpoint, &status)?;
+            let node = Node::dial(&leader, Some(&cluster_id)).await.ok()?;
+            if !node.status.is_leader {
+                return None;
+            }
+            node.open().await.ok()
+        }
+    }
+}
+
+/// Of two problems the one that a person should hear of: one that will not go away by itself.
+fn worse(one: Error, other: Error) -> Error {
+    if matches!(one.kind(), ErrorKind::WrongCluster { .. } | ErrorKind::Invalid(_)) { one } else { other }
+}
+
+async fn connect_to(endpoint: &str, cluster_id: Option<&str>) -> Result<Connected, Error> {
+    let node = Node::dial(endpoint, cluster_id).await?;
+    if let Some(leader) = leader_endpoint(endpoint, &node.status) {
+        // The leader may be out of reach from here, or gone by now: then this node passes things on.
+        if let Ok(leader) = Node::dial(&leader, Some(&node.status.cluster_id)).await
+            && leader.status.is_leader
+            && let Ok(connected) = leader.open().await
+        {
+            return Ok(connected);
+        }
+    }
+    node.open().await
+}
+
+/// Where the leader is, if that is another node.
+fn leader_endpoint(endpoint: &str, status: &GetStatusResponse) -> Option<String> {
+    if status.is_leader || status.leader_address.is_empty() {
+        return None;
+    }
+    let scheme = endpoint.split_once("://").map_or("http", |(scheme, _)| scheme);
+    Some(format!("{scheme}://{}", status.leader_address))
+}
+
+/// A node that answers.
+struct Node {
+    endpoint: String,
+    channel: Channel,
+    status: GetStatusResponse,
+}
+
+impl Node {
+    async fn dial(endpoint: &str, cluster_id: Option<&str>) -> Result<Self, Error> {
+        let channel = channel(endpoint).await?;
+        let status = status_of(LockServiceClient::new(channel.clone())).await?;
+        match cluster_id {
+            Some(expected) if expected != status.cluster_id => Err(Error::new(ErrorKind::WrongCluster {
+                endpoint: endpoint.to_owned(),
+                expected: expected.to_owned(),
+                found: status.cluster_id,
+            })),
+            _ => Ok(Self { endpoint: endpoint.to_owned(), channel, status }),
+        }
+    }
+
+    async fn open(self) -> Result<Connected, Error> {
+        let Self { endpoint, channel, status } = self;
+        let (calls, receiver) = mpsc::unbounded_channel();
+        let mut client = LockServiceClient::new(channel.clone());
+        let opened = timeout(CONNECT_TIME, client.session(UnboundedReceiverStream::new(receiver))).await;
+        let (calls, answers) = match opened {
+            Ok(Ok(response)) => (calls, response.into_inner().boxed()),
+            Ok(Err(refused)) if refused.code() == Code::Unimplemented => unary::open(channel.clone()),
+            Ok(Err(refused)) => return Err(Error::unavailable(refused.message(), false)),
+            Err(_) => return Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
+        };
+        Ok(Connected { endpoint, cluster_id: status.cluster_id, channel, calls, answers })
+    }
+}
+
+async fn channel(endpoint: &str) -> Result<Channel, Error> {
+    let parsed = Endpoint::from_shared(endpoint.to_owned())
+        .map_err(|_| Error::invalid(format!("{endpoint} is no URL such as http://127.0.0.1:9000")))?;
+    let endpoint_with_limits = parsed
+        .connect_timeout(CONNECT_TIME)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(Duration::from_secs(1))
+        .keep_alive_timeout(Duration::from_secs(1))
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(1 << 21);
+    match timeout(CONNECT_TIME, endpoint_with_limits.connect()).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(error)) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            let problem = format!("{endpoint}: {}", cause.unwrap_or_else(|| error.to_string()));
+            Err(Error::unavailable(problem, false))
+        }
+        Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
+    }
+}
+
+async fn status_of(mut client: LockServiceClient<Channel>) -> Result<GetStatusResponse, Error> {
+    match timeout(CONNECT_TIME, client.get_status(GetStatusRequest {})).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(Error::unavailable(status.message(), false)),
+        Err(_) => Err(Error::unavailable("the node does not answer", false)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_leader_is_looked_for_only_elsewhere() {
+        let mut status = GetStatusResponse { leader_address: "10.0.0.1:9000".into(), ..Default::default() };
+        assert_eq!(leader_endpoint("http://a:1", &status).as_deref(), Some("http://10.0.0.1:9000"));
+        status.is_leader = true;
+        assert_eq!(leader_endpoint("http://a:1", &status), None);
+    }
+
+    #[test]
+    fn a_node_that_failed_is_tried_last() {
+        let mut directory = Directory::new(vec!["a".into(), "b".into(), "c".into()]);
+        directory.avoid_current();
+        assert_eq!(directory.next, 1);
+        directory.avoid_current();
+        directory.avoid_current();
+        assert_eq!(directory.next, 0);
+    }
+}

@@ -1,0 +1,327 @@
+//! The link: one stream to one node, over which everything of a client travels.
+//!
+//! A task owns the stream. Callers hand it calls and wait; it numbers them, sends them, and gives each
+//! answer to its caller. It also does what every caller would otherwise have to do by itself:
+//!
+//! - It finds a node that answers, prefers the one that leads, and moves to the next leader when there is
+//!   one. It refuses nodes of another cluster than the one that it began with.
+//! - When the stream breaks, or moves, it sends again whatever is not answered. That is safe: every call that
+//!   changes something carries a request id, and a wait keeps its place by it.
+//! - It asks again what was refused for the moment only (no leader, too busy), after a pause that is not the
+//!   same for everyone.
+//! - No call waits beyond its deadline, whatever the network does.
+//!
+//! - `connect.rs`: how a stream comes about
+//! - `unary.rs`: the same over single calls, for servers that have no such stream
+
+mod connect;
+mod pending;
+mod unary;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt as _};
+use lowkey_api::v1::session_answer::Answer;
+use lowkey_api::v1::session_call::Call;
+use lowkey_api::v1::{SessionAnswer, SessionCall};
+use lowkey_api::{ApiError, Reason};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_stream::StreamExt as _;
+use tonic::transport::Channel;
+
+use self::connect::{Connected, Directory};
+use self::pending::{Pending, Reply, Waiting};
+use crate::error::Error;
+use crate::random::Backoff;
+
+/// How often it is looked whether another node leads now.
+const LEADER_CHECK_INTERVAL: Duration = Duration::from_secs(3);
+/// How long what nobody waits for, such as a release of a dropped guard, is tried.
+const TELL_TIME: Duration = Duration::from_secs(3600);
+/// The same when the client itself has gone.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// A caller's end of the link. Clones share it; the link ends with the last one.
+#[derive(Clone)]
+pub(crate) struct Link {
+    orders: mpsc::UnboundedSender<Order>,
+    last_number: Arc<AtomicU64>,
+    state: watch::Receiver<LinkState>,
+}
+
+/// What callers may know of the link.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LinkState {
+    /// The connection, while there is one: for calls that are not the link's.
+    pub(crate) channel: Option<Channel>,
+    /// Where it goes to.
+    pub(crate) endpoint: String,
+    /// The cluster that it began with.
+    pub(crate) cluster_id: String,
+    /// Why there is no connection.
+    pub(crate) problem: Option<Error>,
+}
+
+enum Order {
+    Call(u64, Box<Waiting>),
+    GiveUp(u64),
+}
+
+impl Link {
+    /// Starts a link to one of these endpoints.
+    pub(crate) fn start(endpoints: Vec<String>) -> Self {
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let (state, state_receiver) = watch::channel(LinkState::default());
+        let task = Task {
+            orders: receiver,
+            directory: Directory::new(endpoints),
+            pending: Pending::default(),
+            state,
+            connection: Connection::None,
+            backoff: Backoff::new(),
+            check: None,
+        };
+        tokio::spawn(task.run());
+        Self { orders, last_number: Arc::default(), state: state_receiver }
+    }
+
+    /// Makes a call, and waits for its answer until the time is up. If the caller goes away, so does the
+    /// call.
+    pub(crate) async fn call(&self, call: Call, time: Duration) -> Result<Answer, Error> {
+        let (answer, receiver) = oneshot::channel();
+        let number = self.order(call, time, Reply::To(answer));
+        let _give_up = GiveUp { link: self, number };
+        match receiver.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Error::unavailable("the client has ended", true)),
+        }
+    }
+
+    /// Makes a call whose answer nobody waits for. What is to be kept is dropped when it is answered.
+    pub(crate) fn tell(&self, call: Call, keep: impl Send + 'static) {
+        self.order(call, TELL_TIME, Reply::Nobody { _keep: Box::new(keep) });
+    }
+
+    fn order(&self, call: Call, time: Duration, reply: Reply) -> u64 {
+        let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
+        let waiting = Box::new(Waiting::new(call, Instant::now() + time, reply));
+        // A link that has ended drops the answer's sender, which tells the caller.
+        let _ = self.orders.send(Order::Call(number, waiting));
+        number
+    }
+
+    /// What is known of the link; changes with it.
+    pub(crate) fn state(&self) -> watch::Receiver<LinkState> {
+        self.state.clone()
+    }
+}
+
+/// Tells the link that a caller is gone.
+struct GiveUp<'a> {
+    link: &'a Link,
+    number: u64,
+}
+
+impl Drop for GiveUp<'_> {
+    fn drop(&mut self) {
+        // Of a call that was answered the link knows nothing any more.
+        let _ = self.link.orders.send(Order::GiveUp(self.number));
+    }
+}
+
+/// The task that owns the stream.
+struct Task {
+    orders: mpsc::UnboundedReceiver<Order>,
+    directory: Directory,
+    pending: Pending,
+    state: watch::Sender<LinkState>,
+    connection: Connection,
+    backoff: Backoff,
+    /// Under way: a look whether another node leads, and the way to it.
+    check: Option<BoxFuture<'static, Option<Connected>>>,
+}
+
+enum Connection {
+    None,
+    Connecting(BoxFuture<'static, Result<Connected, Error>>),
+    /// After a failed attempt: not before this.
+    Pausing(Instant),
+    Open(Box<Connected>),
+}
+
+/// What woke the task.
+enum News {
+    Order(Option<Order>),
+    Connected(Result<Connected, Error>),
+    Answer(Option<Result<SessionAnswer, tonic::Status>>),
+    Checked(Option<Connected>),
+    Time,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut next_check = Instant::now() + LEADER_CHECK_INTERVAL;
+        let mut is_open = true;
+        while is_open || !self.pending.is_empty() {
+            if let Connection::None = self.connection {
+                self.connection = Connection::Connecting(self.directory.connect().boxed());
+            }
+            if self.check.is_none()
+                && Instant::now() >= next_check
+                && let Connection::Open(connected) = &self.connection
+            {
+                next_check = Instant::now() + LEADER_CHECK_INTERVAL;
+                self.check = Some(self.directory.find_leader(connected).boxed());
+            }
+            match self.wait(is_open, next_check).await {
+                News::Order(Some(order)) => self.take(order),
+                News::Order(None) => {
+                    is_open = false;
+                    self.pending.limit(Instant::now() + FAREWELL);
+                }
+                News::Connected(outcome) => self.connected(outcome),
+                News::Answer(Some(Ok(answer))) => self.answered(answer),
+                News::Answer(Some(Err(status))) => self.broken(status.message()),
+                News::Answer(None) => self.broken("the node ended the stream"),
+                News::Checked(found) => {
+                    self.check = None;
+                    if let Some(leader) = found {
+                        self.connected(Ok(leader));
+                    }
+                }
+                News::Time => {}
+            }
+            self.keep_time();
+        }
+    }
+
+    /// Waits until something happens. Nothing is lost if it does not.
+    async fn wait(&mut self, is_open: bool, next_check: Instant) -> News {
+        let mut wake_at = self.pending.next_time();
+        if let Connection::Open(_) = self.connection {
+            wake_at = wake_at.min(next_check);
+        }
+        if let Connection::Pausing(until) = self.connection {
+            wake_at = wake_at.min(until);
+        }
+        let connection = async {
+            match &mut self.connection {
+                Connection::Connecting(attempt) => News::Connected(attempt.await),
+                Connection::Open(connected) => News::Answer(connected.answers.next().await),
+                Connection::None | Connection::Pausing(_) => std::future::pending().await,
+            }
+        };
+        let check = async {
+            match &mut self.check {
+                Some(check) => News::Checked(check.await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            order = self.orders.recv(), if is_open => News::Order(order),
+            news = connection => news,
+            news = check => news,
+            () = sleep_until(wake_at) => News::Time,
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Call(number, waiting) => {
+                self.pending.insert(number, *waiting);
+                self.send(number);
+            }
+            Order::GiveUp(number) => {
+                if self.pending.remove(number).is_some() {
+                    self.cancel(number);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, number: u64) {
+        let Connection::Open(connected) = &self.connection else { return };
+        let Some(call) = self.pending.take_to_send(number, Instant::now()) else { return };
+        // A stream that is gone is noticed by its answers.
+        let _ = connected.calls.send(SessionCall { seq: number, call: Some(call) });
+    }
+
+    fn cancel(&self, number: u64) {
+        if let Connection::Open(connected) = &self.connection {
+            let _ = connected.calls.send(SessionCall { seq: 0, call: Some(Call::Cancel(number)) });
+        }
+    }
+
+    fn connected(&mut self, outcome: Result<Connected, Error>) {
+        match outcome {
+            Ok(connected) => {
+                tracing::debug!(endpoint = connected.endpoint, "connected");
+                self.directory.met(&connected);
+                self.state.send_replace(LinkState {
+                    channel: Some(connected.channel.clone()),
+                    endpoint: connected.endpoint.clone(),
+                    cluster_id: connected.cluster_id.clone(),
+                    problem: None,
+                });
+                self.connection = Connection::Open(Box::new(connected));
+                for number in self.pending.unanswered() {
+                    self.send(number);
+                }
+            }
+            Err(error) => {
+                self.pending.note_problem(&error);
+                self.state.send_modify(|state| state.problem = Some(error));
+                self.connection = Connection::Pausing(Instant::now() + self.backoff.pause());
+            }
+        }
+    }
+
+    fn broken(&mut self, problem: &str) {
+        tracing::debug!(problem, "the connection is gone");
+        self.directory.avoid_current();
+        let error = Error::unavailable(problem, true);
+        self.state.send_modify(|state| {
+            state.channel = None;
+            state.problem = Some(error);
+        });
+        self.check = None;
+        self.connection = Connection::None;
+    }
+
+    fn answered(&mut self, answer: SessionAnswer) {
+        let SessionAnswer { seq, answer } = answer;
+        let Some(answer) = answer else { return };
+        let Answer::Error(error) = answer else {
+            self.backoff = Backoff::new();
+            return self.pending.answer(seq, Ok(answer));
+        };
+        let error = ApiError::from(error);
+        match error.reason {
+            // The node is about to end: what it has not answered is asked elsewhere.
+            Reason::NodeStopping => {
+                if seq == 0 || !self.pending.retry(seq, &error, Instant::now()) {
+                    self.broken(&error.message);
+                }
+            }
+            _ if error.is_retryable() && self.pending.retry(seq, &error, Instant::now()) => {}
+            _ => self.pending.answer(seq, Err(error.into())),
+        }
+    }
+
+    /// Does what is due by now.
+    fn keep_time(&mut self) {
+        let now = Instant::now();
+        if matches!(self.connection, Connection::Pausing(until) if until <= now) {
+            self.connection = Connection::None;
+        }
+        for number in self.pending.take_overdue(now) {
+            self.cancel(number);
+        }
+        for number in self.pending.take_retries(now) {
+            self.send(number);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Sessions: a client's presence, kept alive by itself.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use lowkey_api::v1::RevokeLeaseRequest;
+use lowkey_api::v1::session_call::Call;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+
+use crate::client::Inner;
+use crate::election::Election;
+use crate::error::{Error, ErrorKind};
+use crate::keeper::Presence;
+use crate::lock::Lock;
+use crate::random;
+
+/// How a session stands, by this client's own clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionStatus {
+    /// All is well.
+    Held,
+    /// Renewals are not being acknowledged; if that goes on, the session will be lost.
+    InJeopardy,
+    /// It is over: nothing that was held by it is held any more.
+    Lost(LossCause),
+}
+
+/// Why a session is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// No renewal was acknowledged in time, as counted by this client's own clock.
+    Expired,
+    /// The service said that the lease is gone: it ran out there, or was revoked.
+    Gone,
+    /// This client closed it.
+    Closed,
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "no renewal was acknowledged in time",
+            Self::Gone => "the lease is gone: it ran out, or was revoked",
+            Self::Closed => "it was closed",
+        })
+    }
+}
+
+/// A client's presence: a lease that is renewed by itself until the session is closed or dropped.
+///
+/// Locks and elections hang on it, and end with it. Clones share it.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), lowkey_client::Error> {
+/// use std::time::Duration;
+///
+/// let client = lowkey_client::Client::connect(["http://127.0.0.1:9000"]).await?;
+/// let session = client.session(Duration::from_secs(10)).await?;
+/// let guard = session.lock("billing/job").acquire().await?;
+/// println!("holding it with token {}", guard.token());
+/// guard.release().await?;
+/// session.close().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Session {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) client: Arc<Inner>,
+    pub(crate) presence: Arc<Presence>,
+    /// One at a time for each name: two guards never share one grant.
+    names: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+}
+
+impl Session {
+    pub(crate) fn new(client: Arc<Inner>, presence: Arc<Presence>) -> Self {
+        client.keeper.keep(Arc::clone(&presence));
+        Self { shared: Arc::new(Shared { client, presence, names: Mutex::default() }) }
+    }
+
+    /// The lease's number.
+    pub fn lease_id(&self) -> u64 {
+        self.shared.presence.lease_id
+    }
+
+    /// How long the lease lives without renewal.
+    pub fn ttl(&self) -> Duration {
+        Duration::from_secs(self.shared.presence.ttl_seconds.unsigned_abs())
+    }
+
+    /// How it stands now. Looks at the clock, so that a process that was paused knows at once.
+    pub fn status(&self) -> SessionStatus {
+        self.shared.presence.status()
+    }
+
+    /// How it stands, as a cell that can be watched.
+    ///
+    /// ```no_run
+    /// # async fn example(session: lowkey_client::Session) {
+    /// let mut status = session.watch_status();
+    /// while status.changed().await.is_ok() {
+    ///     println!("{:?}", *status.borrow());
+    /// }
+    /// # }
+    /// ```
+    pub fn watch_status(&self) -> watch::Receiver<SessionStatus> {
+        self.shared.presence.watch()
+    }
+
+    /// How long it is valid if no renewal is acknowledged any more.
+    pub fn remaining(&self) -> Duration {
+        self.shared.presence.remaining()
+    }
+
+    /// Resolves when the session is lost, with the cause.
+    pub async fn lost(&self) -> LossCause {
+        lost(&self.shared.presence).await
+    }
+
+    /// A lock, to be acquired in one way or the other.
+    pub fn lock(&self, name: impl Into<String>) -> Lock {
+        Lock::new(self.clone(), name.into())
+    }
+
+    /// An election, to stand for.
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.clone(), name.into())
+    }
+
+    /// Ends the session: everything that it holds is released.
+    ///
+    /// Belief ends first (R9): from the moment of this call no guard of the session holds anything.
+    pub async fn close(self) -> Result<(), Error> {
+        let presence = &self.shared.presence;
+        if let SessionStatus::Lost(_) = presence.status() {
+            return Ok(());
+        }
+        presence.lose(LossCause::Closed);
+        let client = &self.shared.client;
+        match client.link.call(client.revoke(presence.lease_id), client.call_timeout).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.reason() == Some(lowkey_api::Reason::LeaseNotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// An error if the session is lost.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.status() {
+            SessionStatus::Lost(cause) => Err(Error::new(ErrorKind::SessionLost(cause))),
+            SessionStatus::Held | SessionStatus::InJeopardy => Ok(()),
+        }
+    }
+
+    fn turnstile(&self, name: &str) -> Arc<AsyncMutex<()>> {
+        let mut names = self.shared.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turnstile) = names.get(name).and_then(Weak::upgrade) {
+            return turnstile;
+        }
+        names.retain(|_, turnstile| turnstile.strong_count() > 0);
+        let turnstile = Arc::new(AsyncMutex::new(()));
+        names.insert(name.to_owned(), Arc::downgrade(&turnstile));
+        turnstile
+    }
+
+    /// Waits until no other task of this session has the name.
+    pub(crate) async fn enter(&self, name: &str) -> OwnedMutexGuard<()> {
+        self.turnstile(name).lock_owned().await
+    }
+
+    /// Takes the name if no other task of this session has it.
+    pub(crate) fn try_enter(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
+        self.turnstile(name).try_lock_owned().ok()
+    }
+}
+
+/// Resolves when a lease is lost, with the cause.
+pub(crate) async fn lost(presence: &Presence) -> LossCause {
+    // The clock first: nobody may have noticed yet.
+    if presence.is_valid() {
+        presence.lost().cancelled().await;
+    }
+    presence.cause()
+}
+
+impl Inner {
+    pub(crate) fn revoke(&self, lease_id: u64) -> Call {
+        let (owner_id, request_id) = (self.owner.clone(), random::request_id());
+        Call::RevokeLease(RevokeLeaseRequest { lease_id, owner_id, request_id })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.presence.is_valid() {
+            // R9: belief ends before the revocation is sent.
+            self.presence.lose(LossCause::Closed);
+            self.client.link.tell(self.client.revoke(self.presence.lease_id), ());
+        }
+        self.presence.lose(LossCause::Closed);
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("lease_id", &self.lease_id())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}
