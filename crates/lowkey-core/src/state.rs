@@ -56,7 +56,8 @@ pub struct State {
     /// All holds and waits, by path.
     pub(crate) paths: Paths,
     pub(crate) members: BTreeMap<MemberId, NodeInfo>,
-    /// Requests that made or ended a lease, and so cannot be remembered by one.
+    /// Requests that made or ended a lease, or released what they know by its owner alone, and so cannot be
+    /// remembered by one.
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
 }
 

@@ -115,23 +115,23 @@ impl State {
         let Command::Release { lock, grant, token, request, .. } = command else {
             unreachable!("only a release is checked as one")
         };
-        if let GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) = grant
-            && let Some(lease) = self.leases.get(lease)
-            && let Some(reply) = self.known_request(lease, request, command)?
-        {
-            return Ok(Some(reply));
-        }
-        match self.released(lock, grant, *token)? {
-            Released::Wait(_) => Ok(None),
-            Released::Grant(lease) => {
-                // A release that names no lease is remembered by the lease that held the grant.
-                if let Some(reply) = self.known_request(&self.leases[&lease], request, command)? {
-                    return Ok(Some(reply));
-                }
-                check_token(lock, self.grant_of(lock, lease)?, *token)?;
-                Ok(None)
+        let known = match grant {
+            GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) => {
+                let lease = self.leases.get(lease);
+                lease.map_or(Ok(None), |lease| self.known_request(lease, request, command))?
             }
+            // What it ended may have taken the lease with it, and was the owner's to name.
+            GrantRef::Request(_, Requester::Owner(owner)) => {
+                self.known_lease_request(owner, request, command)?
+            }
+        };
+        if known.is_some() {
+            return Ok(known);
         }
+        if let Released::Grant(lease) = self.released(lock, grant, *token)? {
+            check_token(lock, self.grant_of(lock, lease)?, *token)?;
+        }
+        Ok(None)
     }
 
     /// Which grant or wait a release means.

@@ -5,7 +5,8 @@ use super::waiting::Freed;
 use super::{Lease, State, Wait};
 use crate::claim::Claim;
 use crate::command::{
-    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, InTheWay, NodeInfo, Reply, WaitEnd,
+    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, InTheWay, NodeInfo, Reply, Requester,
+    WaitEnd,
 };
 use crate::holders::Grant;
 use crate::mutants;
@@ -184,14 +185,19 @@ impl State {
             Released::Grant(lease_id) => {
                 self.free(lock, lease_id, Cause::Released, &mut freed, events);
                 self.leases.get_mut(&lease_id).expect("a holder's lease exists").held.remove(lock);
-                self.remember(lease_id, request, fingerprint, &Reply::Released);
             }
             Released::Wait(ticket) => {
-                let Wait { lease, makes_lease, .. } = self.waits[&ticket];
                 self.end_wait(ticket, WaitEnd::GivenUp { lock: lock.clone() }, &mut freed, events);
-                // A lease that ended with its wait remembers nothing.
-                if !makes_lease {
-                    self.remember(lease, request, fingerprint, &Reply::Released);
+            }
+        }
+        match grant {
+            GrantRef::Request(_, Requester::Owner(owner)) => {
+                self.remember_lease_request(owner, request, fingerprint, &Reply::Released);
+            }
+            // A lease that ended with its wait remembers nothing.
+            GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) => {
+                if self.leases.contains_key(lease) {
+                    self.remember(*lease, request, fingerprint, &Reply::Released);
                 }
             }
         }

@@ -308,9 +308,11 @@ impl Model {
         let Command::Release { lock, grant: meant, token, request, .. } = command else {
             panic!("not a release: {command:?}");
         };
-        if let GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) = meant
-            && let Some(answer) = self.before(&Within::Lease(*lease), request, command)
-        {
+        let within = match meant {
+            GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) => Within::Lease(*lease),
+            GrantRef::Request(_, Requester::Owner(owner)) => Within::Owner(owner.clone()),
+        };
+        if let Some(answer) = self.before(&within, request, command) {
             return answer;
         }
         let waiting = self.waits.iter().find(|wait| {
@@ -327,10 +329,11 @@ impl Model {
         });
         if let Some(wait) = waiting.filter(|_| token.is_none()).cloned() {
             self.end_wait(wait.ticket, WaitEnd::GivenUp { lock: lock.clone() });
-            if !wait.makes_lease() {
-                return self.once(&wait.within, request, command, |_| Ok(Reply::Released));
+            // A lease that ended with its wait remembers nothing.
+            if wait.makes_lease() && matches!(within, Within::Lease(_)) {
+                return Ok(Reply::Released);
             }
-            return Ok(Reply::Released);
+            return self.once(&within, request, command, |_| Ok(Reply::Released));
         }
         let grant = self.grant_that(lock, |model, grant| match meant {
             GrantRef::Lease(lease) => grant.claim.lease == Some(*lease),
@@ -344,8 +347,7 @@ impl Model {
                     && matches!(done.reply, Reply::Granted { token, .. } if token == grant.token)
             }),
         })?;
-        let lease = grant.claim.lease.expect("whoever holds has a lease");
-        self.once(&Within::Lease(lease), request, command, |model| {
+        self.once(&within, request, command, |model| {
             check_token(&grant, *token)?;
             model.grants.retain(|other| other.token != grant.token);
             model.tell_of_grant(ChangeKind::Freed(Cause::Released), &grant);
