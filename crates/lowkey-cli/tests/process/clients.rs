@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, EventType, GetLockRequest, GetLockResponse, ReleaseLockRequest,
-    WatchEvent, WatchRequest,
+    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, EventType, GetLockRequest, GetLockResponse,
+    ReleaseLockRequest, RevokeLeaseRequest, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Position};
 use tokio_stream::StreamExt as _;
@@ -22,9 +22,14 @@ pub(crate) async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T
     tokio::time::timeout(4 * PATIENCE, future).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
 }
 
-/// A client's connections, one to each node that it may ask, in the order in which it asks them.
+/// A client's connections, one to each node that it may ask.
 #[derive(Clone)]
-pub(crate) struct Links(Vec<Channel>);
+pub(crate) struct Links {
+    /// In the order in which it asks them.
+    channels: Vec<Channel>,
+    /// How long it takes a breath before it asks again.
+    pause: Duration,
+}
 
 /// The connections of many clients: few clients share one, and all nodes have about as many.
 pub(crate) struct Crowd(Vec<Vec<Channel>>);
@@ -40,7 +45,7 @@ impl Crowd {
         let mut channels = self.0[client / CALLS_PER_CONNECTION].clone();
         let nodes = channels.len();
         channels.rotate_left(client % nodes);
-        Links(channels)
+        Links::new(channels)
     }
 }
 
@@ -69,12 +74,21 @@ impl<T> Told<T> {
 impl Links {
     /// Connections to all of these nodes.
     pub(crate) fn to<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
-        Self(nodes.into_iter().map(Node::channel).collect())
+        Self::new(nodes.into_iter().map(Node::channel).collect())
+    }
+
+    fn new(channels: Vec<Channel>) -> Self {
+        Self { channels, pause: Duration::from_millis(10) }
+    }
+
+    /// A client that is slow to come back.
+    pub(crate) fn with_pause(self, pause: Duration) -> Self {
+        Self { pause, ..self }
     }
 
     /// The connection to the node that is asked first.
     pub(crate) fn first(&self) -> Channel {
-        self.0[0].clone()
+        self.channels[0].clone()
     }
 
     /// Calls until there is an answer that asking again would not change, each time at the next node.
@@ -86,7 +100,7 @@ impl Links {
         Answer: Future<Output = Result<Response<T>, Status>>,
     {
         let mut setbacks = Vec::new();
-        for channel in self.0.iter().cycle() {
+        for channel in self.channels.iter().cycle() {
             let outcome = call(LockServiceClient::new(channel.clone())).await;
             let (at, error) = match outcome {
                 Ok(response) => {
@@ -98,7 +112,7 @@ impl Links {
                 return Told { outcome: Err(error), at, setbacks };
             }
             setbacks.push(Setback { at, error });
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(self.pause).await;
         }
         unreachable!("there are nodes to ask");
     }
@@ -123,6 +137,34 @@ impl Links {
             async move { client.release_lock(request).await }
         };
         in_time("a release", self.insist(call)).await.answer();
+    }
+
+    /// A long lease, made once.
+    pub(crate) async fn lease(&self, owner: &str, request_id: &str) -> u64 {
+        let request = CreateLeaseRequest {
+            owner_id: owner.to_owned(),
+            ttl_seconds: 600,
+            request_id: request_id.to_owned(),
+        };
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.create_lease(request).await }
+        };
+        in_time("a lease", self.insist(call)).await.answer().lease_id
+    }
+
+    /// Ends a lease, once.
+    pub(crate) async fn revoke(&self, owner: &str, lease_id: u64) {
+        let request = RevokeLeaseRequest {
+            lease_id,
+            owner_id: owner.to_owned(),
+            request_id: format!("revoke-{lease_id}"),
+        };
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.revoke_lease(request).await }
+        };
+        in_time("the end of a lease", self.insist(call)).await.answer();
     }
 
     pub(crate) async fn get(&self, lock: &str) -> GetLockResponse {

@@ -151,18 +151,25 @@ impl Restless {
     }
 }
 
-/// Takes and gives back locks, one after the other, as many times as it is allowed to: each time is one
-/// change. When there is nothing more to come, a last lock is taken.
+/// Changes that come together: so many locks are taken one by one, and lost in one entry.
+const BATCH: usize = 10;
+
+/// Makes changes, as many as it is allowed to. When there is nothing more to come, a last lock is taken.
 async fn change_on_and_on(links: Links, allowed: Arc<Semaphore>, last: String) -> u64 {
     for number in 0.. {
-        let lock = format!("w/{}", number % 7);
-        let Ok(permit) = allowed.acquire().await else { break };
-        permit.forget();
-        let grant = links.acquire(&long_acquire(&lock, "writer", &format!("change-{number}"))).await.answer();
-        let Ok(permit) = allowed.acquire().await else { break };
-        permit.forget();
-        links.release(&lock, &grant).await;
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        let Ok(permits) = allowed.acquire_many(BATCH as u32).await else { break };
+        permits.forget();
+        let lease_id = links.lease("writer", &format!("lease-{number}")).await;
+        for lock in 0..BATCH / 2 {
+            let request = AcquireLockRequest {
+                lease_id,
+                ttl_seconds: 0,
+                ..long_acquire(&format!("w/{lock}"), "writer", &format!("acquire-{lock}"))
+            };
+            links.acquire(&request).await.answer();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        links.revoke("writer", lease_id).await;
     }
     links.acquire(&long_acquire(&last, "writer", "the last one")).await.answer().revision
 }
@@ -184,15 +191,15 @@ async fn a_watcher_whose_node_is_killed_again_and_again_misses_nothing_and_sees_
     let mut expected = 0;
     let mut leaders = 0;
     for _ in 0..kills {
-        allowed.add_permits(20);
-        expected += 20;
+        allowed.add_permits(2 * BATCH);
+        expected += 2 * BATCH;
         // Some of these are under way when the node is killed.
-        in_time("changes", sees.wait_for(|seen| seen.len() + 10 >= expected)).await.unwrap();
+        in_time("changes", sees.wait_for(|seen| seen.len() + BATCH >= expected)).await.unwrap();
         let victim = at.load(Ordering::SeqCst);
         leaders += usize::from(cluster.nodes[victim].status().unwrap()["isLeader"] == true);
         cluster.nodes[victim].kill();
-        allowed.add_permits(20);
-        expected += 20;
+        allowed.add_permits(2 * BATCH);
+        expected += 2 * BATCH;
         in_time("changes", sees.wait_for(|seen| seen.len() >= expected)).await.unwrap();
         cluster.nodes[victim].start();
         cluster.wait_whole();
@@ -210,6 +217,13 @@ async fn a_watcher_whose_node_is_killed_again_and_again_misses_nothing_and_sees_
         assert!(seen == history, "{} tells another story:\n{seen:#?}\n{history:#?}", node.name);
     }
     assert!(seen.is_sorted_by(|one, next| (one.revision, one.ordinal) < (next.revision, next.ordinal)));
+    // From anywhere, also from within an entry, the story goes on with what comes next.
+    for pair in seen[seen.len() - 3 * BATCH..].windows(2) {
+        let position = format!("{}.{}", pair[0].revision, pair[0].ordinal);
+        let node = &cluster.nodes[pair[0].ordinal as usize % 3];
+        let mut watching = Watching::start(&node.channel(), after("w/", &position)).await.unwrap();
+        assert_eq!(bare(watching.change().await), pair[1], "after {position}");
+    }
     println!("{kills} kills, {leaders} of leaders; {} changes, each seen once", seen.len());
 }
 
@@ -389,13 +403,16 @@ async fn a_node_that_loses_the_leader_says_so_in_its_streams_and_says_when_it_is
 
 /// Reads until the node says so, without any change in between.
 async fn in_touch_becomes(watching: &mut Watching, in_touch: bool) -> WatchEvent {
-    loop {
-        let event = watching.event().await.expect("the stream goes on");
-        assert_eq!(event.r#type(), EventType::Heartbeat, "{event:?}");
-        if event.in_touch == in_touch {
-            return event;
+    let said = async {
+        loop {
+            let event = watching.event().await.expect("the stream goes on");
+            assert_eq!(event.r#type(), EventType::Heartbeat, "{event:?}");
+            if event.in_touch == in_touch {
+                return event;
+            }
         }
-    }
+    };
+    in_time("a word of the leader", said).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -100,9 +100,13 @@ impl Client {
         if random.one_in(2) {
             sends.push(Send::Leave { node: self.node, operation: id });
         }
-        if random.one_in(4) {
+        match random.between(0, 6) {
             // It is gone for good, and so is its lease.
-            return self.forget_lease();
+            0 => return self.forget_lease(),
+            // It forgets what it asked for. Its lease may wait for several locks then, and may hold one
+            // that it does not know of.
+            1 => return,
+            _ => {}
         }
         // R9: what is given up is not believed in, whatever it was.
         self.stop_believing_in(lock);

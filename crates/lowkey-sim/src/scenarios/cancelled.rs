@@ -2,7 +2,8 @@
 //!
 //! Bob's time is over: `CancelWait` is proposed and not committed yet. Attacked: R10. Must be true: of a grant
 //! and a cancellation the first entry wins, and Bob is told of that one alone; who comes back meanwhile waits
-//! on, and hears of no timeout; who gives up has nothing afterwards, whichever came first.
+//! on, and hears of no timeout; who gives up has nothing afterwards, whichever came first, and is told so as
+//! often as it asks.
 
 use lowkey_core::{AcquireWith, Reply, Token};
 use lowkey_replica::{Failure, MessageType, Response};
@@ -107,6 +108,13 @@ pub(super) fn and_given_up(script: &mut Script) -> Check {
         let told = script.answers(&gives_up);
         ensure(matches!(told, [Ok(Response::Applied(Reply::Released))]), || {
             format!("Bob was told {told:?}")
+        })?;
+        // Its answer might have been lost.
+        script.send(&gives_up, N1);
+        script.until("Bob is told again", 50, |script| script.answers(&gives_up).len() == 2)?;
+        let again = &script.answers(&gives_up)[1];
+        ensure(matches!(again, Ok(Response::Applied(Reply::Released))), || {
+            format!("a release that was done was answered {again:?}")
         })?;
         let (told, was_granted) = (script.answers(&bob), ann_first);
         let as_it_was = match told {
