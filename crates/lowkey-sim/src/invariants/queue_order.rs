@@ -36,10 +36,8 @@ pub(super) fn may_be_granted(ledger: &Ledger, granted: &Held) -> Check {
             && is_strong
             && below.is_some_and(|below| below.starts_with('/'))
     };
-    if ledger.holders.iter().any(is_own) {
-        return Ok(());
-    }
-    if let Some(rival) = earlier.into_iter().find(|waiting| waiting.claim().excludes(&claim)) {
+    let is_covered = ledger.holders.iter().any(is_own);
+    if !is_covered && let Some(rival) = earlier.into_iter().find(|waiting| waiting.claim().excludes(&claim)) {
         return broken(
             NAME,
             format!(
