@@ -4,13 +4,19 @@
 //! takes to start a node.
 
 mod address;
+mod commands;
+mod duration;
+mod exit;
+mod output;
 mod server;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use commands::{changes, completions, detached, dev, locks, run, status};
 
 /// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
 #[derive(Debug, Parser)]
@@ -22,23 +28,77 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a command while holding a lock
+    Run(run::RunArgs),
+    /// Run a command while leading an election
+    Elect(run::ElectArgs),
+    /// Take a lock for a script, held by no process; prints lock, lease, token and TTL
+    Acquire(detached::AcquireArgs),
+    /// Give back what `acquire` took
+    Release(detached::ReleaseArgs),
+    /// Start the time of a lease anew
+    Renew(detached::RenewArgs),
+    /// List locks that are held or waited for
+    Ls(locks::LsArgs),
+    /// Show who holds a lock, and who waits for it
+    Get(locks::GetArgs),
+    /// Tell whether a fencing token is current: status 0 if so, 1 if not
+    Check(locks::CheckArgs),
+    /// Show who leads an election; nothing (JSON: null) if nobody does
+    Leader(changes::LeaderArgs),
+    /// Tell of every change of locks as it happens
+    Watch(changes::WatchArgs),
+    /// Show how the cluster is doing
+    Status(status::StatusArgs),
     /// Run a node (the default: flags without a command mean this)
-    Server(server::ServerArgs),
+    Server(Box<server::ServerArgs>),
+    /// Run three nodes in one process, for trying things out
+    Dev(dev::DevArgs),
+    /// Write completions for a shell
+    Completions(completions::CompletionsArgs),
 }
 
 fn main() -> ExitCode {
-    let environment_has_flags =
-        std::env::vars_os().any(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("LOWKEY_")));
-    let args = with_default_command(std::env::args_os().collect(), environment_has_flags);
-    match Cli::try_parse_from(args) {
-        Ok(Cli { command: Command::Server(args) }) => server::run(args),
+    let args: Vec<OsString> = std::env::args_os().collect();
+    if args.get(1).is_some_and(|arg| arg == run::EXEC) {
+        return run::exec(args.into_iter().skip(2));
+    }
+    match Cli::try_parse_from(with_default_command(args, server_flag_in_environment())) {
+        Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             eprint!("{error}");
-            ExitCode::from(server::EXIT_USAGE)
+            ExitCode::from(exit::USAGE)
         }
-        Err(error) => server::complain(&one_line(&error), server::EXIT_USAGE),
+        Err(error) => server::complain(&one_line(&error), exit::USAGE),
     }
+}
+
+fn carry_out(command: Command) -> ExitCode {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Elect(args) => run::elect(args),
+        Command::Acquire(args) => detached::acquire(&args),
+        Command::Release(args) => detached::release(&args),
+        Command::Renew(args) => detached::renew(&args),
+        Command::Ls(args) => locks::ls(&args),
+        Command::Get(args) => locks::get(&args),
+        Command::Check(args) => locks::check(&args),
+        Command::Leader(args) => changes::leader(&args),
+        Command::Watch(args) => changes::watch(&args),
+        Command::Status(args) => status::status(&args),
+        Command::Server(args) => server::run(*args),
+        Command::Dev(args) => dev::dev(&args),
+        Command::Completions(args) => completions::completions(&args, Cli::command()),
+    }
+}
+
+/// Whether the environment has a flag of the server. Other variables of ours say nothing about that: where
+/// the endpoints are, or which lock a command runs under.
+fn server_flag_in_environment() -> bool {
+    let cli = Cli::command();
+    let server = cli.find_subcommand("server").expect("the server is a command");
+    server.get_arguments().filter_map(clap::Arg::get_env).any(|name| std::env::var_os(name).is_some())
 }
 
 /// What is wrong with the command line, and a tip if there is one, without the usage behind it.
@@ -66,8 +126,6 @@ fn with_default_command(mut args: Vec<OsString>, environment_has_flags: bool) ->
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn args(words: &[&str]) -> Vec<OsString> {

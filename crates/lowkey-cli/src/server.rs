@@ -14,11 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::address::parse_listen;
-
-/// The command line was wrong (EX_USAGE).
-pub(crate) const EXIT_USAGE: u8 = 64;
-/// The node could not start, or had to end (EX_UNAVAILABLE).
-const EXIT_FAILED: u8 = 69;
+use crate::exit::{NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {

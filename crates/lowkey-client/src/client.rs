@@ -170,15 +170,9 @@ impl Client {
 
     /// Makes a session: a lease of this time to live (1 to 600 whole seconds), renewed by itself.
     pub async fn session(&self, ttl: Duration) -> Result<Session, Error> {
-        let ttl_seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
-        if ttl.subsec_nanos() != 0 {
-            return Err(Error::invalid(format!(
-                "a time to live has whole seconds, 1 to 600, and not {ttl:?}"
-            )));
-        }
         let request = CreateLeaseRequest {
             owner_id: self.inner.owner.clone(),
-            ttl_seconds,
+            ttl_seconds: whole_seconds(ttl)?,
             request_id: random::request_id(),
         };
         // R6: validity counts from before the first send; retries keep this time.
@@ -306,6 +300,14 @@ impl Inner {
             sleep(backoff.pause()).await;
         }
     }
+}
+
+/// A time to live as the service counts it.
+pub(crate) fn whole_seconds(ttl: Duration) -> Result<i64, Error> {
+    if ttl.subsec_nanos() != 0 {
+        return Err(Error::invalid(format!("a time to live has whole seconds, 1 to 600, and not {ttl:?}")));
+    }
+    Ok(i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// What a status of gRPC means for the caller.

@@ -35,6 +35,7 @@
 
 mod client;
 mod clock;
+mod detached;
 mod election;
 mod error;
 mod keeper;
@@ -45,6 +46,7 @@ mod session;
 mod watch;
 
 pub use client::{Client, ClientBuilder};
+pub use detached::{Detached, DetachedLock};
 pub use election::{Election, Leadership};
 pub use error::{Error, ErrorKind, HeldBy, Lost};
 pub use lock::{Lock, LockGuard};

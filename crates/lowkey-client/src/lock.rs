@@ -23,7 +23,7 @@ use crate::random;
 use crate::session::{LossCause, Session, lost};
 
 /// The longest wait that the service takes in one request.
-const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A lock that is to be acquired. Made by [`Session::lock`].
 #[derive(Clone, Debug)]

@@ -7,7 +7,9 @@
 
 mod bad_bytes;
 mod bad_input;
+mod cli;
 mod clients;
+mod commands;
 mod damage;
 mod electing;
 mod expiry;
@@ -17,6 +19,7 @@ mod kill_and_restart;
 mod limits;
 mod pause;
 mod quick_start;
+mod running;
 mod scopes;
 mod sdk;
 mod start_errors;

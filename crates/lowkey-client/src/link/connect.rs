@@ -22,6 +22,8 @@ const CONNECT_TIME: Duration = Duration::from_millis(1000);
 pub(super) struct Connected {
     pub(super) endpoint: String,
     pub(super) cluster_id: String,
+    /// Where the members of the cluster can be reached, as they say.
+    pub(super) members: Vec<String>,
     pub(super) channel: Channel,
     pub(super) calls: mpsc::UnboundedSender<SessionCall>,
     pub(super) answers: BoxStream<'static, Result<SessionAnswer, Status>>,
@@ -43,16 +45,17 @@ impl Directory {
         Self { given: endpoints.len(), endpoints, next: 0, cluster_id: None }
     }
 
-    /// Remembers the cluster, and where it was found.
+    /// Remembers the cluster, and where its members are now: any of them will do when this one is gone.
     pub(super) fn met(&mut self, connected: &Connected) {
         self.cluster_id.get_or_insert_with(|| connected.cluster_id.clone());
-        let known = self.endpoints.iter().position(|endpoint| *endpoint == connected.endpoint);
-        self.next = known.unwrap_or_else(|| {
-            // Members come and go: only so many that were not given are kept.
-            self.endpoints.truncate(self.given + 8);
-            self.endpoints.push(connected.endpoint.clone());
-            self.endpoints.len() - 1
-        });
+        self.endpoints.truncate(self.given);
+        for endpoint in connected.members.iter().chain([&connected.endpoint]) {
+            if !self.endpoints.contains(endpoint) {
+                self.endpoints.push(endpoint.clone());
+            }
+        }
+        let current = self.endpoints.iter().position(|endpoint| *endpoint == connected.endpoint);
+        self.next = current.unwrap_or_default();
     }
 
     /// The node that was used last failed: begin with another.
@@ -123,8 +126,13 @@ fn leader_endpoint(endpoint: &str, status: &GetStatusResponse) -> Option<String>
     if status.is_leader || status.leader_address.is_empty() {
         return None;
     }
+    Some(url_like(endpoint, &status.leader_address))
+}
+
+/// The URL of another node of the same cluster, which is spoken to in the same way.
+fn url_like(endpoint: &str, address: &str) -> String {
     let scheme = endpoint.split_once("://").map_or("http", |(scheme, _)| scheme);
-    Some(format!("{scheme}://{}", status.leader_address))
+    format!("{scheme}://{address}")
 }
 
 /// A node that answers.
@@ -159,7 +167,9 @@ impl Node {
             Ok(Err(refused)) => return Err(Error::unavailable(refused.message(), false)),
             Err(_) => return Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
         };
-        Ok(Connected { endpoint, cluster_id: status.cluster_id, channel, calls, answers })
+        let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
+        let members = members.map(|member| url_like(&endpoint, &member.grpc_address)).collect();
+        Ok(Connected { endpoint, cluster_id: status.cluster_id, members, channel, calls, answers })
     }
 }
 
@@ -176,13 +186,18 @@ async fn channel(endpoint: &str) -> Result<Channel, Error> {
         .initial_connection_window_size(1 << 21);
     match timeout(CONNECT_TIME, endpoint_with_limits.connect()).await {
         Ok(Ok(channel)) => Ok(channel),
-        Ok(Err(error)) => {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            let problem = format!("{endpoint}: {}", cause.unwrap_or_else(|| error.to_string()));
-            Err(Error::unavailable(problem, false))
-        }
+        Ok(Err(error)) => Err(Error::unavailable(format!("{endpoint}: {}", root_cause(&error)), false)),
         Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
     }
+}
+
+/// What is at the bottom of it, such as `Connection refused`: the layers above say only that they failed.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 async fn status_of(mut client: LockServiceClient<Channel>) -> Result<GetStatusResponse, Error> {
@@ -203,6 +218,29 @@ mod tests {
         assert_eq!(leader_endpoint("http://a:1", &status).as_deref(), Some("http://10.0.0.1:9000"));
         status.is_leader = true;
         assert_eq!(leader_endpoint("http://a:1", &status), None);
+    }
+
+    #[test]
+    fn whoever_knows_one_node_gets_to_know_the_others_and_forgets_those_that_left() {
+        let mut directory = Directory::new(vec!["http://a:1".into()]);
+        let mut met = |members: &[&str]| {
+            let (calls, _) = mpsc::unbounded_channel();
+            directory.met(&Connected {
+                endpoint: "http://b:1".into(),
+                cluster_id: "c".into(),
+                members: members.iter().map(|member| (*member).to_owned()).collect(),
+                channel: Endpoint::from_static("http://b:1").connect_lazy(),
+                calls,
+                answers: futures::stream::empty().boxed(),
+            });
+            (directory.endpoints.clone(), directory.next)
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _context = runtime.enter();
+        let (endpoints, next) = met(&["http://a:1", "http://b:1", "http://c:1"]);
+        assert_eq!((endpoints.join(" "), next), ("http://a:1 http://b:1 http://c:1".into(), 1));
+        let (endpoints, next) = met(&["http://d:1"]);
+        assert_eq!((endpoints.join(" "), next), ("http://a:1 http://d:1 http://b:1".into(), 2));
     }
 
     #[test]

@@ -244,7 +244,7 @@ impl Task {
 
     fn send(&mut self, number: u64) {
         let Connection::Open(connected) = &self.connection else { return };
-        let Some(call) = self.pending.take_to_send(number, Instant::now()) else { return };
+        let Some(call) = self.pending.call_to_send(number, Instant::now()) else { return };
         // A stream that is gone is noticed by its answers.
         let _ = connected.calls.send(SessionCall { seq: number, call: Some(call) });
     }

@@ -91,7 +91,7 @@ impl Pending {
     }
 
     /// The call as it is to be sent now, if it is not to wait.
-    pub(super) fn take_to_send(&mut self, number: u64, now: Instant) -> Option<Call> {
+    pub(super) fn call_to_send(&mut self, number: u64, now: Instant) -> Option<Call> {
         let waiting = self.calls.get_mut(&number).filter(|waiting| waiting.retry_at.is_none())?;
         waiting.sent = true;
         let mut call = waiting.call.clone();
@@ -205,9 +205,9 @@ mod tests {
         let now = Instant::now();
         pending.insert(1, Waiting::new(acquire(1000), now + LONG, nobody()));
         let later = now + Duration::from_millis(400);
-        let Some(Call::AcquireLock(sent)) = pending.take_to_send(1, later) else { panic!("it is sent") };
+        let Some(Call::AcquireLock(sent)) = pending.call_to_send(1, later) else { panic!("it is sent") };
         assert_eq!(sent.wait_ms, 600);
-        let Some(Call::AcquireLock(sent)) = pending.take_to_send(1, now + LONG) else { panic!("it is sent") };
+        let Some(Call::AcquireLock(sent)) = pending.call_to_send(1, now + LONG) else { panic!("it is sent") };
         assert_eq!(sent.wait_ms, 1);
     }
 
@@ -217,9 +217,9 @@ mod tests {
         let now = Instant::now();
         pending.insert(1, Waiting::new(acquire(0), now + LONG, nobody()));
         assert!(pending.retry(1, &ApiError::new(Reason::NoLeader, "none"), now));
-        assert!(pending.take_to_send(1, now).is_none());
+        assert!(pending.call_to_send(1, now).is_none());
         assert_eq!(pending.take_retries(now + LONG), [1]);
-        assert!(pending.take_to_send(1, now).is_some());
+        assert!(pending.call_to_send(1, now).is_some());
         assert!(pending.take_retries(now + LONG).is_empty());
     }
 

@@ -1,0 +1,156 @@
+//! `acquire`, `release`, `renew`: a lock for a script, held by no process.
+//!
+//! Nobody renews it but the script: a lock that was taken for 60 s is gone after 60 s.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Patience, ServiceArgs, WaitArgs, printed};
+use crate::duration::parse_ttl;
+use crate::output::{Table, print_json};
+
+/// How long the place in line may take to be given up when somebody loses patience.
+const FAREWELL: Duration = Duration::from_millis(300);
+
+#[derive(Debug, Args)]
+pub(crate) struct AcquireArgs {
+    /// The lock
+    name: String,
+
+    /// How long it is held if nobody renews it
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Duration,
+
+    #[command(flatten)]
+    wait: WaitArgs,
+
+    /// Hold it together with others that do the same
+    #[arg(long)]
+    shared: bool,
+
+    /// Hold the name and everything below it
+    #[arg(long)]
+    subtree: bool,
+
+    /// A text to show with it
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    value: String,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// The lock
+    name: String,
+
+    /// The lease that holds it
+    #[arg(long, value_name = "LEASE")]
+    lease: u64,
+
+    /// The fencing token of the grant: no other is given back
+    #[arg(long, value_name = "TOKEN")]
+    token: u64,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RenewArgs {
+    /// The lease whose time is to start anew
+    #[arg(long, value_name = "LEASE")]
+    lease: u64,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let mut lock = client.detached(&args.name, args.ttl).value(&args.value);
+        if args.shared {
+            lock = lock.shared();
+        }
+        if args.subtree {
+            lock = lock.subtree();
+        }
+        let asking = async {
+            match args.wait.patience() {
+                Patience::None => lock.try_acquire().await,
+                Patience::Some(time) => lock.wait(time).await,
+                Patience::Endless => lock.acquire().await,
+            }
+        };
+        let outcome = tokio::select! {
+            outcome = asking => outcome,
+            code = interrupted() => {
+                // The SDK gives up the place in line; this is for the message to leave.
+                tokio::time::sleep(FAREWELL).await;
+                return Ok(code);
+            }
+        };
+        let grant = outcome.map_err(|error| service.failure(&error))?;
+        if service.json {
+            return printed(print_json(&json!({
+                "lockName": grant.name,
+                "leaseId": grant.lease_id.to_string(),
+                "fencingToken": grant.token.to_string(),
+                "ttlSeconds": grant.ttl.as_secs().to_string(),
+                "revision": grant.revision.to_string(),
+                "waitedMs": grant.waited.as_millis().to_string(),
+            })));
+        }
+        let mut table = Table::new(&["LOCK", "LEASE", "TOKEN", "TTL"]);
+        let ttl = format!("{}s", grant.ttl.as_secs());
+        table.row([grant.name, grant.lease_id.to_string(), grant.token.to_string(), ttl]);
+        printed(table.print())
+    })
+}
+
+/// Resolves when somebody loses patience, with the status to end with.
+pub(crate) async fn interrupted() -> u8 {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => 128 + 2,
+        _ = terminate.recv() => 128 + 15,
+    }
+}
+
+pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let released = client.release_lock(&args.name, args.lease, args.token).await;
+        released.map_err(|error| service.failure(&error))?;
+        if service.json { printed(print_json(&json!({ "released": true }))) } else { Ok(0) }
+    })
+}
+
+pub(crate) fn renew(args: &RenewArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let ttl = client.renew_lease(args.lease).await.map_err(|error| service.failure(&error))?;
+        if service.json {
+            return printed(print_json(&json!({
+                "leaseId": args.lease.to_string(),
+                "ttlSeconds": ttl.as_secs().to_string(),
+            })));
+        }
+        let mut table = Table::new(&["LEASE", "TTL"]);
+        table.row([args.lease.to_string(), format!("{}s", ttl.as_secs())]);
+        printed(table.print())
+    })
+}

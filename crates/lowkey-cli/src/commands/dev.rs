@@ -1,0 +1,185 @@
+//! `dev`: a cluster of three nodes in one process, for trying things out. Nothing of it is kept.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use futures::future::{join_all, select_all};
+use lowkey_client::Client;
+use lowkey_core::NodeName;
+use lowkey_server::edge::serve::ServeLimits;
+use lowkey_server::{Config, RunningNode, StartError};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+use tracing_subscriber::EnvFilter;
+
+use super::detached::interrupted;
+use super::printed;
+use crate::exit::{self, Failure};
+use crate::output::print_json;
+
+const NODES: u16 = 3;
+/// The first ports of raft, gRPC and HTTP: the server's own defaults.
+const FIRST_PORTS: [u16; 3] = [7000, 9000, 8080];
+/// How long it may take until all nodes vote.
+const START_WAIT: Duration = Duration::from_secs(20);
+/// How long the nodes may take to end. Nothing that they have is kept anyway.
+const STOP_WAIT: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Args)]
+pub(crate) struct DevArgs {
+    /// What to log: `warn`, `info`, or a filter such as `lowkey_server=debug`
+    #[arg(long, value_name = "FILTER", default_value = "error", env = "LOWKEY_LOG")]
+    log: String,
+
+    /// Print one JSON object instead of what to try
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn dev(args: &DevArgs) -> ExitCode {
+    let filter = match EnvFilter::try_new(&args.log) {
+        Ok(filter) => filter,
+        Err(error) => return Failure::new(exit::USAGE, format!("--log: {error}")).report(args.json),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
+        .and_then(|runtime| {
+            let outcome = runtime.block_on(serve(args));
+            runtime.shutdown_background();
+            outcome
+        });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report(args.json),
+    }
+}
+
+async fn serve(args: &DevArgs) -> Result<u8, Failure> {
+    let folder = tempfile::Builder::new().prefix("lowkey-dev-").tempdir().map_err(|error| {
+        Failure::new(exit::NO_SERVICE, format!("cannot make a temporary folder: {error}; is TMPDIR right?"))
+    })?;
+    let mut nodes = Vec::new();
+    let code = tokio::select! {
+        outcome = start_and_tell(args, folder.path(), &mut nodes) => Err(outcome?),
+        _ = interrupted() => Ok(0),
+    };
+    // The folder goes with its handle; what the nodes still want to write into it is of no use to anybody.
+    let _ = timeout(STOP_WAIT, join_all(nodes.into_iter().map(RunningNode::stop))).await;
+    code
+}
+
+/// Resolves only when something goes wrong: at the start, or later, with the reason.
+async fn start_and_tell(
+    args: &DevArgs,
+    folder: &Path,
+    nodes: &mut Vec<RunningNode>,
+) -> Result<Failure, Failure> {
+    start(folder, nodes).await.map_err(failed)?;
+    let endpoints: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().grpc)).collect();
+    wait_whole(&endpoints).await?;
+    tell(args.json, folder, nodes, &endpoints)?;
+    let (error, ..) = select_all(nodes.iter_mut().map(|node| Box::pin(node.failed()))).await;
+    Ok(failed(error))
+}
+
+fn failed(error: StartError) -> Failure {
+    Failure::new(exit::NO_SERVICE, format!("a node of the development cluster ended: {error}"))
+}
+
+async fn start(folder: &Path, nodes: &mut Vec<RunningNode>) -> Result<(), StartError> {
+    let with_default_ports = default_ports_are_free();
+    for number in 0..NODES {
+        let listen = FIRST_PORTS.map(|port| {
+            SocketAddr::from((Ipv4Addr::LOCALHOST, if with_default_ports { port + number } else { 0 }))
+        });
+        let name = format!("dev-{}", number + 1);
+        let config = Config {
+            data_dir: folder.join(&name),
+            node_name: NodeName::parse(&name).ok(),
+            bootstrap: number == 0,
+            join: nodes.iter().map(|node: &RunningNode| node.about().grpc.to_string()).collect(),
+            raft_listen: listen[0],
+            grpc_listen: listen[1],
+            http_listen: listen[2],
+            raft_advertise: None,
+            grpc_advertise: None,
+            http_advertise: None,
+            leases_max: 1_000_000,
+            watch_streams_max: 10_000,
+            limits: ServeLimits::default(),
+        };
+        nodes.push(lowkey_server::start(config).await?);
+    }
+    Ok(())
+}
+
+/// All or none: addresses that are half as expected help nobody.
+fn default_ports_are_free() -> bool {
+    let ports = FIRST_PORTS.iter().flat_map(|first| (0..NODES).map(move |number| first + number));
+    let taken: Vec<TcpListener> =
+        ports.filter_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).collect();
+    taken.len() == FIRST_PORTS.len() * usize::from(NODES)
+}
+
+/// Waits until all nodes vote.
+async fn wait_whole(endpoints: &[String]) -> Result<(), Failure> {
+    let deadline = Instant::now() + START_WAIT;
+    let unanswered = |error: lowkey_client::Error| Failure::of(&error, endpoints);
+    let client = Client::connect(endpoints.to_vec()).await.map_err(unanswered)?;
+    loop {
+        let status = client.status().await.map_err(unanswered)?;
+        if status.cluster_size == i32::from(NODES) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                exit::NO_SERVICE,
+                "the three nodes did not come together in time; is the machine very busy?",
+            ));
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn tell(as_json: bool, folder: &Path, nodes: &[RunningNode], endpoints: &[String]) -> Result<u8, Failure> {
+    let http: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().http)).collect();
+    if as_json {
+        let folder = folder.to_string_lossy();
+        return printed(print_json(&json!({ "endpoints": endpoints, "http": http, "folder": folder })));
+    }
+    let all = endpoints.join(",");
+    // The first node's port is where commands look by themselves.
+    let flag = if endpoints[0].ends_with(":9000") { String::new() } else { format!(" --endpoints {all}") };
+    let text = format!(
+        r#"
+  lowkey {version} · three nodes in {folder}, gone when this ends (ctrl-C)
+
+    gRPC       {all}
+    HTTP/JSON  {http}
+
+  Try, in another terminal:
+    lowkey run nightly{flag} -- sleep 30
+    lowkey run nightly --try{flag} -- echo mine
+    lowkey ls{flag}
+    lowkey watch{flag}
+    lowkey acquire deploy --ttl 60s{flag}
+    lowkey elect scheduler --value http://10.0.0.1:4000{flag} -- sleep 30
+    lowkey leader scheduler{flag}
+    lowkey status{flag}
+    curl {first}/v1/locks
+"#,
+        version = env!("CARGO_PKG_VERSION"),
+        folder = folder.display(),
+        http = http.join(","),
+        first = http[0],
+    );
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    printed(writeln!(out, "{text}").and_then(|()| out.flush()))
+}

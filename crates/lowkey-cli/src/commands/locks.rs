@@ -1,0 +1,149 @@
+//! `ls`, `get`, `check`: who holds what.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use lowkey_client::api::{GetLockResponse, LockHolder, Mode, Scope};
+use serde::Serialize;
+
+use super::{ServiceArgs, printed};
+use crate::exit;
+use crate::output::{Table, print_json, utc};
+
+#[derive(Debug, Args)]
+pub(crate) struct LsArgs {
+    /// What the names begin with
+    #[arg(default_value = "")]
+    prefix: String,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    /// The lock
+    name: String,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The lock
+    name: String,
+
+    /// The fencing token to check
+    #[arg(long, value_name = "TOKEN")]
+    token: u64,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Listed {
+    locks: Vec<GetLockResponse>,
+    /// As a string, like every 64-bit number of the API.
+    watch_from: String,
+}
+
+pub(crate) fn ls(args: &LsArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let (locks, watch_from) =
+            client.locks(&args.prefix).await.map_err(|error| service.failure(&error))?;
+        if service.json {
+            return printed(print_json(&Listed { locks, watch_from: watch_from.to_string() }));
+        }
+        let mut table = Table::new(&["NAME", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "WAITING", "VALUE"]);
+        for lock in &locks {
+            let holders: Vec<Option<&LockHolder>> = match lock.holders.as_slice() {
+                // Waited for, and held by nobody: something above or below it is in the way.
+                [] => vec![None],
+                holders => holders.iter().map(Some).collect(),
+            };
+            for holder in holders {
+                let mut cells = vec![lock.lock_name.clone()];
+                cells.extend(holder_cells(holder));
+                cells.insert(6, lock.waiter_count.to_string());
+                table.row(cells);
+            }
+        }
+        printed(table.print())
+    })
+}
+
+/// Owner, lease, token, how, since, value.
+fn holder_cells(holder: Option<&LockHolder>) -> [String; 6] {
+    holder.map_or_else(
+        || ["-"; 6].map(str::to_owned),
+        |holder| {
+            [
+                holder.owner_id.clone(),
+                holder.lease_id.to_string(),
+                holder.fencing_token.to_string(),
+                how(holder.mode(), holder.scope()),
+                utc(holder.since_unix_ms),
+                holder.value.clone(),
+            ]
+        },
+    )
+}
+
+/// How something is held or wanted, in one word.
+pub(crate) fn how(mode: Mode, scope: Scope) -> String {
+    let mode = if mode == Mode::Shared { "shared" } else { "exclusive" };
+    let scope = if scope == Scope::Subtree { "-subtree" } else { "" };
+    format!("{mode}{scope}")
+}
+
+pub(crate) fn get(args: &GetArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let lock = client.get(&args.name).await.map_err(|error| service.failure(&error))?;
+        if service.json {
+            return printed(print_json(&lock));
+        }
+        let mut table = Table::new(&["PLACE", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "VALUE"]);
+        for holder in &lock.holders {
+            table.row(std::iter::once("holder".to_owned()).chain(holder_cells(Some(holder))));
+        }
+        for waiter in &lock.waiters {
+            let empty = || "-".to_owned();
+            table.row([
+                format!("waiting {}", waiter.position),
+                waiter.owner_id.clone(),
+                waiter.lease_id.to_string(),
+                empty(),
+                how(waiter.mode(), waiter.scope()),
+                empty(),
+                empty(),
+            ]);
+        }
+        printed(table.print())
+    })
+}
+
+pub(crate) fn check(args: &CheckArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let checked = client.check_token(&args.name, args.token).await;
+        let checked = checked.map_err(|error| service.failure(&error))?;
+        if service.json {
+            printed(print_json(&checked))?;
+        } else {
+            let mut table = Table::new(&["TOKEN", "HOLDER", "HOLDER'S TOKEN"]);
+            let verdict = if checked.current { "current" } else { "not current" };
+            let [owner, _, token, ..] = holder_cells(checked.holder.as_ref());
+            table.row([verdict.to_owned(), owner, token]);
+            printed(table.print())?;
+        }
+        Ok(if checked.current { 0 } else { exit::NO })
+    })
+}

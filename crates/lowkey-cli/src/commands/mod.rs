@@ -1,0 +1,158 @@
+//! The commands that talk to a cluster, all by way of the SDK.
+//!
+//! - `run/`: a command under a lock (`run`), or as leader (`elect`)
+//! - `detached.rs`: `acquire`, `release`, `renew`, for scripts
+//! - `locks.rs`: `ls`, `get`, `check`
+//! - `changes.rs`: `leader`, `watch`
+//! - `status.rs`, `dev.rs`, `completions.rs`: what they say
+//!
+//! Deliberately absent: retries, leases, leaders. Those are the SDK's.
+
+pub(crate) mod changes;
+pub(crate) mod completions;
+pub(crate) mod detached;
+pub(crate) mod dev;
+pub(crate) mod locks;
+pub(crate) mod run;
+pub(crate) mod status;
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use lowkey_client::{Client, Error};
+
+use crate::duration::{parse_duration, parse_wait};
+use crate::exit::{self, Failure};
+
+/// Where the service is, and how to talk about it.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "The service")]
+pub(crate) struct ServiceArgs {
+    /// gRPC URLs of some nodes of the cluster
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', env = "LOWKEY_ENDPOINTS", value_parser = parse_endpoint, default_value = "http://127.0.0.1:9000")]
+    pub(crate) endpoints: Vec<String>,
+
+    /// How long to try before giving up with status 69
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
+    pub(crate) connect_timeout: Duration,
+
+    /// Print JSON: one object, or one a line where there may be many; errors, too
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How long to wait for a lock.
+#[derive(Clone, Debug, Args)]
+#[group(multiple = false)]
+pub(crate) struct WaitArgs {
+    /// Do not wait: status 75 if somebody else holds it
+    #[arg(long = "try")]
+    try_once: bool,
+
+    /// Wait for so long at most: then status 124 [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = parse_wait)]
+    wait: Option<Duration>,
+}
+
+/// How long somebody is ready to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    None,
+    Some(Duration),
+    Endless,
+}
+
+impl WaitArgs {
+    pub(crate) fn patience(&self) -> Patience {
+        match (self.try_once, self.wait) {
+            (true, _) => Patience::None,
+            (false, Some(time)) => Patience::Some(time),
+            (false, None) => Patience::Endless,
+        }
+    }
+}
+
+fn parse_endpoint(text: &str) -> Result<String, String> {
+    let allowed = || "must be a URL such as http://127.0.0.1:9000".to_owned();
+    let url = match text.split_once("://") {
+        Some(("http", _)) => text.to_owned(),
+        Some(("https", _)) => return Err("must begin with http://: nodes do not speak TLS yet".to_owned()),
+        Some(_) => return Err(allowed()),
+        None => format!("http://{text}"),
+    };
+    let authority = url["http://".len()..].trim_end_matches('/');
+    let port = authority.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    let is_right = port.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+        && !authority.contains(|c: char| c == '/' || c.is_whitespace());
+    is_right.then(|| format!("http://{authority}")).ok_or_else(allowed)
+}
+
+impl ServiceArgs {
+    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
+        Client::builder(self.endpoints.clone())
+            .connect_timeout(self.connect_timeout)
+            .call_timeout(self.connect_timeout)
+            .connect()
+            .await
+            .map_err(|error| self.failure(&error))
+    }
+
+    /// What an error of the SDK means for whoever typed the command.
+    pub(crate) fn failure(&self, error: &Error) -> Failure {
+        Failure::of(error, &self.endpoints)
+    }
+
+    /// Does what a command is to do, and tells how it ended.
+    pub(crate) fn carry_out(&self, work: impl Future<Output = Result<u8, Failure>>) -> ExitCode {
+        let outcome = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
+            .and_then(|runtime| {
+                let outcome = runtime.block_on(work);
+                runtime.shutdown_background();
+                outcome
+            });
+        match outcome {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => failure.report(self.json),
+        }
+    }
+}
+
+/// Whoever reads the output may stop reading: that is no failure.
+pub(crate) fn printed(outcome: io::Result<()>) -> Result<u8, Failure> {
+    match outcome {
+        Ok(()) => Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
+        Err(error) => Err(Failure::new(exit::NO, format!("cannot write the output: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_urls_and_the_scheme_may_be_left_out() {
+        for text in ["http://127.0.0.1:9000", "127.0.0.1:9000", "http://127.0.0.1:9000/"] {
+            assert_eq!(parse_endpoint(text), Ok("http://127.0.0.1:9000".into()));
+        }
+        assert!(parse_endpoint("http://[::1]:9000").is_ok());
+        for text in [
+            "",
+            "localhost",
+            "http://localhost",
+            "http://:9000",
+            "http://a:b",
+            "http://a:1/x",
+            "ftp://a:1",
+            "a b:1",
+        ] {
+            assert!(parse_endpoint(text).is_err(), "{text}");
+        }
+        assert!(parse_endpoint("https://a:1").unwrap_err().contains("TLS"));
+    }
+}

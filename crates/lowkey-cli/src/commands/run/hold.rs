@@ -1,0 +1,102 @@
+//! How the lock is taken, and given back.
+
+use std::time::Duration;
+
+use lowkey_client::{Client, Error, ErrorKind, LockGuard, Session};
+use rustix::process::Signal;
+use tokio::time::{Instant, timeout};
+
+use super::Job;
+use super::signals::Signals;
+use crate::commands::Patience;
+use crate::exit::Failure;
+
+/// How long giving the lock back may take. Whatever is not done by then happens when the lease ends.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A lock that is held.
+pub(super) struct Held {
+    pub(super) session: Session,
+    pub(super) guard: LockGuard,
+}
+
+/// What came of the attempt.
+pub(super) enum Taken {
+    Held(Box<Held>),
+    /// Somebody lost patience.
+    Interrupted(Signal),
+}
+
+/// Takes the lock, or says why not.
+pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<Taken, Failure> {
+    let mut session = None;
+    let outcome = tokio::select! {
+        outcome = attempt(job, &mut session) => outcome.map(|held| Taken::Held(Box::new(held))),
+        signal = signals.told_to_end() => Ok(Taken::Interrupted(signal)),
+    };
+    if !matches!(outcome, Ok(Taken::Held(_)))
+        && let Some(session) = session
+    {
+        close(session).await;
+    }
+    outcome
+}
+
+/// The session is left where the caller finds it, whatever becomes of the attempt.
+async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure> {
+    let client = job.service.connect().await?;
+    let deadline = match job.patience {
+        Patience::Some(time) => Some(Instant::now() + time),
+        Patience::None | Patience::Endless => None,
+    };
+    loop {
+        match attempt_once(job, &client, deadline, kept).await {
+            Ok(guard) => {
+                let session = kept.take().expect("the session that the lock was taken with");
+                return Ok(Held { session, guard });
+            }
+            // The service was away for longer than a lease lives. It is asked again, and says so if it is still away.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::SessionLost(_))
+                    && !matches!(job.patience, Patience::None) =>
+            {
+                eprintln!("lowkey: lost the place in line for {}: {error}; getting in line again", job.name);
+            }
+            Err(error) => return Err(job.service.failure(&error)),
+        }
+    }
+}
+
+async fn attempt_once(
+    job: &Job,
+    client: &Client,
+    deadline: Option<Instant>,
+    kept: &mut Option<Session>,
+) -> Result<LockGuard, Error> {
+    let session = kept.insert(client.session(job.ttl).await?);
+    let mut lock = session.lock(&job.name).value(&job.value);
+    if job.shared {
+        lock = lock.shared();
+    }
+    match (job.patience, deadline) {
+        (Patience::None, _) => lock.try_acquire().await,
+        (_, Some(deadline)) => lock.wait(deadline.saturating_duration_since(Instant::now())).await,
+        (_, None) => lock.acquire().await,
+    }
+}
+
+/// Ends a session, if that can be done soon.
+async fn close(session: Session) {
+    // Otherwise the lease ends by itself.
+    let _ = timeout(FAREWELL, session.close()).await;
+}
+
+/// Gives the lock back; false if that is not certain.
+pub(super) async fn give_back(session: Session, guard: LockGuard) -> bool {
+    let released = timeout(FAREWELL, guard.release()).await;
+    let is_released = matches!(released, Ok(Ok(())));
+    if is_released {
+        close(session).await;
+    }
+    is_released
+}

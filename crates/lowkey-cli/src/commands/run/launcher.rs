@@ -1,0 +1,71 @@
+//! How the command is started so that it cannot outlive `lowkey run`.
+//!
+//! The kernel can kill a process when its parent ends (PR_SET_PDEATHSIG), but only the process itself can ask
+//! for that, between its start and the command's. So `lowkey` starts itself once more, under a name that no
+//! help mentions; that process asks for it, and then becomes the command.
+//!
+//! What that covers: the command itself, whatever ends `lowkey run`, `kill -9` too. What it does not: the
+//! command's own children, unless the command ends them; and a command that changes its credentials when it
+//! starts (setuid, file capabilities), for which the kernel forgets about it.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use lowkey_client::LockGuard;
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+
+/// The name under which `lowkey` becomes a command.
+pub(crate) const EXEC: &str = "__exec";
+
+/// As shells have it.
+const EXIT_NOT_FOUND: u8 = 127;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+
+/// What a command may know of the lock that it runs under.
+pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
+    [
+        ("LOWKEY_LOCK", guard.name().to_owned()),
+        ("LOWKEY_TOKEN", guard.token().to_string()),
+        ("LOWKEY_LEASE", guard.lease_id().to_string()),
+    ]
+}
+
+/// Starts the command in a process group of its own; the group's number is the command's.
+///
+/// To be called on a thread that lives as long as the process: the kernel takes that thread for the parent.
+pub(super) fn start(command: &[OsString], guard: &LockGuard) -> io::Result<Pid> {
+    // Not by its path: the file may have been replaced since this process began.
+    let child = Command::new("/proc/self/exe")
+        .arg0("lowkey")
+        .arg(EXEC)
+        .arg(std::process::id().to_string())
+        .args(command)
+        .envs(environment(guard))
+        .process_group(0)
+        .spawn()?;
+    // Nobody waits by this handle; see `supervise.rs`.
+    Ok(Pid::from_child(&child))
+}
+
+/// The other side: becomes the command. The arguments are the parent's number, and the command.
+pub(crate) fn exec(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let parent = args.next().and_then(|arg| arg.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    let Some(command) = args.next() else {
+        return ExitCode::from(crate::exit::USAGE);
+    };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        eprintln!("lowkey: the command could not be bound to this process: {error}");
+        return ExitCode::from(EXIT_NOT_EXECUTABLE);
+    }
+    // The parent may have ended before that was asked for.
+    if getppid() != parent {
+        // It cannot fail: a process may always end itself.
+        let _ = kill_process(getpid(), Signal::KILL);
+    }
+    let error = Command::new(&command).args(args).exec();
+    eprintln!("lowkey: cannot run {}: {error}", command.display());
+    let is_missing = error.kind() == ErrorKind::NotFound;
+    ExitCode::from(if is_missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE })
+}

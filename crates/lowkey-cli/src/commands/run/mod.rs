@@ -1,0 +1,139 @@
+//! `run` and `elect`: a command that runs only while a lock is held.
+//!
+//! Invariants:
+//! - The command starts after the lock is granted, and no earlier.
+//! - If the lock cannot be kept, the command's process group gets SIGTERM a grace before this client's validity
+//!   ends, and SIGKILL by its end (R6): before the service can give the lock to anybody else. That is decided
+//!   and done by a thread of its own, which needs no network, no disk and no runtime (`leash.rs`).
+//! - The lock is given back after the command has ended, and no earlier.
+//! - If `lowkey run` itself is killed, the kernel kills the command (`launcher.rs`).
+//!
+//! - `hold.rs`: takes the lock
+//! - `supervise.rs`: from the command's start to its end
+//! - `signals.rs`, `terminal.rs`: what passes between the command and whoever started it
+
+mod hold;
+mod launcher;
+mod leash;
+mod signals;
+mod supervise;
+mod terminal;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+pub(crate) use self::launcher::{EXEC, exec};
+use super::{Patience, ServiceArgs, WaitArgs};
+use crate::duration::{parse_duration, parse_ttl};
+use crate::exit::{self, Failure};
+
+/// What `run` and `elect` have in common.
+#[derive(Debug, Args)]
+struct CommandArgs {
+    #[command(flatten)]
+    wait: WaitArgs,
+
+    /// How long the lock outlives its holder; it is renewed at a third of this
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl, default_value = "15s")]
+    ttl: Duration,
+
+    /// If the lock cannot be kept: how long before its end the command is told so by SIGTERM; a quarter of
+    /// the TTL at most. SIGKILL comes at the end
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
+    kill_grace: Duration,
+
+    /// A command line for `sh -c`, run when the lock is lost, after SIGTERM was sent
+    #[arg(long, value_name = "COMMAND")]
+    on_lost: Option<String>,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+
+    /// What to run, without a shell
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", help_heading = None)]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The lock
+    name: String,
+
+    /// Hold it together with others that do the same
+    #[arg(long)]
+    shared: bool,
+
+    #[command(flatten)]
+    common: CommandArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ElectArgs {
+    /// The election
+    name: String,
+
+    /// What the others should know of the leader, such as its address
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    value: String,
+
+    #[command(flatten)]
+    common: CommandArgs,
+}
+
+/// A command, and the lock that it is to run under.
+#[derive(Debug)]
+struct Job {
+    name: String,
+    shared: bool,
+    value: String,
+    patience: Patience,
+    ttl: Duration,
+    /// How long before the end of validity SIGTERM is sent.
+    grace: Duration,
+    on_lost: Option<String>,
+    service: ServiceArgs,
+    command: Vec<OsString>,
+}
+
+impl Job {
+    fn new(name: String, shared: bool, value: String, common: CommandArgs) -> Self {
+        let CommandArgs { wait, ttl, kill_grace, on_lost, service, command } = common;
+        let (patience, grace) = (wait.patience(), kill_grace.min(ttl / 4));
+        Self { name, shared, value, patience, ttl, grace, on_lost, service, command }
+    }
+}
+
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    carry_out(&Job::new(args.name, args.shared, String::new(), args.common))
+}
+
+pub(crate) fn elect(args: ElectArgs) -> ExitCode {
+    carry_out(&Job::new(args.name, false, args.value, args.common))
+}
+
+/// Stays on the main thread throughout: the kernel ends the command when the thread that started it ends.
+fn carry_out(job: &Job) -> ExitCode {
+    // Whoever does not have the terminal may still take it back, and write to it. Before any thread is made.
+    terminal::tolerate_background();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let line = format!("cannot start the runtime: {error}");
+            return Failure::new(exit::NO_SERVICE, line).report(job.service.json);
+        }
+    };
+    let outcome = runtime.block_on(async { signals::listen() }).and_then(|mut signals| {
+        match runtime.block_on(hold::take(job, &mut signals))? {
+            hold::Taken::Held(held) => supervise::supervise(job, &runtime, *held, signals),
+            hold::Taken::Interrupted(signal) => Ok(supervise::status_of_signal(signal)),
+        }
+    });
+    runtime.shutdown_background();
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report(job.service.json),
+    }
+}

@@ -1,0 +1,68 @@
+//! Signals that `run` passes on.
+
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::exit::{self, Failure};
+
+/// Passed on to the command.
+const FORWARDED: [Signal; 7] =
+    [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2, Signal::WINCH];
+/// What somebody sends to have an end to it.
+const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+
+/// Signals that this process gets, one by one.
+pub(super) struct Signals {
+    receiver: mpsc::UnboundedReceiver<Signal>,
+}
+
+/// Begins to listen. A signal that was ignored from the start (as `nohup` has it) stays so, for the command too.
+pub(super) fn listen() -> Result<Signals, Failure> {
+    let ignored = ignored_at_start();
+    let (sender, receiver) = mpsc::unbounded_channel();
+    // To be stopped would mean to renew nothing, while the command goes on: that is not for the terminal to decide.
+    for number in FORWARDED.into_iter().chain([Signal::TSTP]) {
+        if ignored & (1 << (number.as_raw() - 1)) != 0 {
+            continue;
+        }
+        let mut stream = signal(SignalKind::from_raw(number.as_raw()))
+            .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}")))?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() {
+                if sender.send(number).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(Signals { receiver })
+}
+
+/// The signals that are ignored now, as bits; none where that cannot be read.
+fn ignored_at_start() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
+}
+
+impl Signals {
+    /// The next one. Never resolves when there can be none.
+    pub(super) async fn next(&mut self) -> Signal {
+        match self.receiver.recv().await {
+            Some(signal) => signal,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Resolves when somebody wants an end to it.
+    pub(super) async fn told_to_end(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if ENDING.contains(&signal) {
+                return signal;
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `status`: how the cluster is doing, as the leader sees it if there is one.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{ServiceArgs, printed};
+use crate::output::{Table, print_json};
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+pub(crate) fn status(args: &StatusArgs) -> ExitCode {
+    let service = &args.service;
+    service.carry_out(async {
+        let client = service.connect().await?;
+        let status = client.status().await.map_err(|error| service.failure(&error))?;
+        if service.json {
+            return printed(print_json(&status));
+        }
+        let stats = status.stats.unwrap_or_default();
+        let mut table = Table::new(&["WHAT", "VALUE"]);
+        let leader = if status.leader_id.is_empty() { "none".to_owned() } else { status.leader_id };
+        for (what, value) in [
+            ("cluster", status.cluster_id),
+            ("leader", leader),
+            ("term", status.term.to_string()),
+            ("applied", status.applied_index.to_string()),
+            ("voters", status.cluster_size.to_string()),
+            ("leases", stats.leases.to_string()),
+            ("locks", stats.locks.to_string()),
+            ("waiting", stats.waiters.to_string()),
+            ("highest token", stats.fencing_counter.to_string()),
+            ("answered by", format!("{} ({})", status.node_id, status.version)),
+        ] {
+            table.row([what.to_owned(), value]);
+        }
+        printed(table.print())?;
+        let mut members = Table::new(&["MEMBER", "ROLE", "GRPC", "HTTP", "RAFT", "BEHIND", "REACHABLE"]);
+        for member in status.members {
+            let role = match (member.leader, member.voter) {
+                (true, _) => "leader",
+                (false, true) => "voter",
+                (false, false) => "learner",
+            };
+            // Only the leader knows these.
+            let known = |text: String| if status.is_leader { text } else { "-".to_owned() };
+            let reachable = if member.reachable || member.leader { "yes" } else { "no" };
+            members.row([
+                member.node_id,
+                role.to_owned(),
+                member.grpc_address,
+                member.http_address,
+                member.raft_address,
+                known(member.lag.to_string()),
+                known(reachable.to_owned()),
+            ]);
+        }
+        printed(println_if_terminal())?;
+        printed(members.print())
+    })
+}
+
+/// Sets two tables apart.
+fn println_if_terminal() -> std::io::Result<()> {
+    use std::io::{IsTerminal, Write};
+    let mut out = std::io::stdout().lock();
+    if out.is_terminal() { writeln!(out) } else { Ok(()) }
+}

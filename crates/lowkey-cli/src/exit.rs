@@ -1,0 +1,92 @@
+//! How commands end: the exit status, the same for all of them, and the one line that says why.
+
+use std::process::ExitCode;
+
+use lowkey_client::{Error, ErrorKind, Reason};
+
+/// What was asked for is not so: a token that is not current, say.
+pub(crate) const NO: u8 = 1;
+/// The command line was wrong (EX_USAGE).
+pub(crate) const USAGE: u8 = 64;
+/// There is no service, or it cannot serve (EX_UNAVAILABLE).
+pub(crate) const NO_SERVICE: u8 = 69;
+/// Somebody else holds the lock (EX_TEMPFAIL).
+pub(crate) const BUSY: u8 = 75;
+/// The lock is lost: it is, or may soon be, somebody else's.
+pub(crate) const LOST: u8 = 76;
+/// The time to wait is over, as `timeout(1)` has it.
+pub(crate) const TIMED_OUT: u8 = 124;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    /// What happened, what it means, what to do: for a person, in one line.
+    pub(crate) line: String,
+    /// The service's own reason, for programs.
+    pub(crate) reason: Option<Reason>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, line: impl Into<String>) -> Self {
+        Self { code, line: line.into(), reason: None }
+    }
+
+    /// Says it on standard error: in one line, or as one JSON object.
+    pub(crate) fn report(&self, as_json: bool) -> ExitCode {
+        let line = self.line.replace(['\n', '\r'], " ");
+        if as_json {
+            let reason = self.reason.map(Reason::as_str);
+            eprintln!("{}", serde_json::json!({ "error": line, "exitStatus": self.code, "reason": reason }));
+        } else {
+            eprintln!("lowkey: {line}");
+        }
+        ExitCode::from(self.code)
+    }
+
+    /// What an error of the SDK means for whoever typed the command.
+    pub(crate) fn of(error: &Error, endpoints: &[String]) -> Self {
+        let (code, advice) = match error.kind() {
+            ErrorKind::LockHeld(_) => (BUSY, "try again later, or wait for it with --wait".to_owned()),
+            ErrorKind::WaitTimeout(_) => {
+                (TIMED_OUT, "wait for longer with --wait, or look at `lowkey get`".into())
+            }
+            ErrorKind::SessionLost(_) => (LOST, "somebody else may hold the lock now".into()),
+            ErrorKind::Unavailable { .. } => (
+                NO_SERVICE,
+                format!(
+                    "asked {}: are the nodes up, and are --endpoints or LOWKEY_ENDPOINTS right?",
+                    endpoints.join(",")
+                ),
+            ),
+            ErrorKind::WrongCluster { .. } => {
+                (NO_SERVICE, "name only nodes of one cluster in --endpoints".into())
+            }
+            ErrorKind::Invalid(_) => (USAGE, "try --help".into()),
+            ErrorKind::Refused(refusal) => of_reason(refusal.reason),
+            _ => (NO, "see docs/api.md".into()),
+        };
+        Self { code, line: format!("{error}; {advice}"), reason: error.reason() }
+    }
+}
+
+fn of_reason(reason: Reason) -> (u8, String) {
+    let (code, advice) = match reason {
+        Reason::Invalid(_) => (USAGE, "correct it, and try again"),
+        Reason::LeaseNotFound | Reason::LockNotFound => (LOST, "take it anew with `lowkey acquire`"),
+        Reason::StaleToken | Reason::NotOwner => (LOST, "look at `lowkey get` for who holds it"),
+        Reason::NoLeader | Reason::NoQuorum => {
+            (NO_SERVICE, "the service needs a majority of its nodes; look at `lowkey status`")
+        }
+        Reason::OutcomeUnknown => (NO_SERVICE, "it may have happened all the same; look at `lowkey get`"),
+        Reason::Compacted => {
+            (NO, "that is no longer kept; leave --from out, or begin with the revision of `lowkey ls --json`")
+        }
+        reason if reason.as_str().starts_with("LIMIT_") => {
+            (NO_SERVICE, "the service has all that it can take; try again later")
+        }
+        reason if reason.is_retryable() => (NO_SERVICE, "try again"),
+        _ => (NO, "docs/api.md says more"),
+    };
+    (code, advice.to_owned())
+}

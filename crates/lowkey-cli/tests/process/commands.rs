@@ -1,0 +1,295 @@
+//! Every command beside `run`: what it prints, as text and as JSON, and how it ends.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::cli::{Running, Service};
+use crate::harness::{Node, Ports, eventually};
+
+fn one_node() -> (TempDir, Node, Service) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    let service = Service::of(std::slice::from_ref(&node));
+    (folder, node, service)
+}
+
+/// The cells of the only line.
+fn cells(text: &str) -> Vec<&str> {
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text.trim_end_matches('\n').split('\t').collect()
+}
+
+#[test]
+fn a_script_takes_renews_and_gives_back_a_lock() {
+    let (_folder, _node, service) = one_node();
+    let grant = service.ok(&["acquire", "deploy", "--ttl", "60s", "--value", "by hand"]);
+    assert_eq!(cells(&grant), ["deploy", "1", "1", "60s"]);
+    // The process has gone, and the lock is held.
+    let lock = service.ok(&["get", "deploy"]);
+    let lock = cells(&lock);
+    assert_eq!((lock[0], lock[2], lock[3], lock[4], lock[6]), ("holder", "1", "1", "exclusive", "by hand"));
+    let listed = service.ok(&["ls", "dep"]);
+    assert_eq!(cells(&listed)[..4], ["deploy", lock[1], "1", "1"]);
+    assert_eq!(service.ok(&["ls", "other"]), "");
+    assert_eq!(service.ok(&["renew", "--lease", "1"]), "1\t60s\n");
+
+    assert_eq!(cells(&service.ok(&["check", "deploy", "--token", "1"]))[0], "current");
+    let stale = service.run(&["check", "deploy", "--token", "7"]);
+    assert_eq!((stale.code, cells(&stale.stdout)[0]), (Some(1), "not current"));
+
+    let busy = service.run(&["acquire", "deploy", "--ttl", "60s", "--try"]);
+    assert!(busy.complaint(75).contains("deploy is held by"), "{busy:?}");
+    let late = service.run(&["acquire", "deploy", "--ttl", "60s", "--wait", "50ms"]);
+    assert!(late.complaint(124).contains("the time to wait is over"), "{late:?}");
+    let wrong = service.run(&["release", "deploy", "--lease", "1", "--token", "7"]);
+    wrong.complaint(76);
+    assert_eq!(service.ok(&["release", "deploy", "--lease", "1", "--token", "1"]), "");
+    service.run(&["release", "deploy", "--lease", "1", "--token", "1"]).complaint(76);
+    service.run(&["renew", "--lease", "77"]).complaint(76);
+    assert_eq!(service.ok(&["get", "deploy"]), "");
+}
+
+#[test]
+fn a_lock_for_a_script_is_shared_or_a_subtree_and_ends_by_itself() {
+    let (_folder, _node, service) = one_node();
+    for _ in 0..2 {
+        service.ok(&["acquire", "reports", "--ttl", "1s", "--shared", "--subtree"]);
+    }
+    let lock = service.json(&["get", "reports"]);
+    assert_eq!(
+        (&lock["holders"][1]["mode"], &lock["holders"][1]["scope"]),
+        (&"SHARED".into(), &"SUBTREE".into())
+    );
+    service.run(&["acquire", "reports/2026", "--ttl", "1s", "--try"]).complaint(75);
+    let waited = service.json(&["acquire", "reports/2026", "--ttl", "1s", "--wait", "20s"]);
+    assert_ne!(waited["waitedMs"], "0", "{waited}");
+}
+
+#[test]
+fn everything_is_told_as_json_where_that_is_wanted() {
+    let (_folder, _node, service) = one_node();
+    let grant = service.json(&["acquire", "a/b", "--ttl", "60s"]);
+    assert_eq!(
+        (&grant["lockName"], &grant["fencingToken"], &grant["leaseId"]),
+        (&"a/b".into(), &"1".into(), &"1".into())
+    );
+    assert_eq!(service.json(&["get", "a/b"])["holders"][0]["leaseId"], "1");
+    let listed = service.json(&["ls", "a/"]);
+    assert_eq!(listed["locks"][0]["lockName"], "a/b");
+    assert!(listed["watchFrom"].as_str().unwrap().parse::<u64>().unwrap() > 1, "{listed}");
+    assert_eq!(service.json(&["status"])["clusterSize"], 1);
+    assert_eq!(service.json(&["check", "a/b", "--token", "1"])["current"], true);
+    assert_eq!(service.json(&["renew", "--lease", "1"])["ttlSeconds"], "60");
+    assert_eq!(service.json(&["leader", "nobody"]), Value::Null);
+    assert_eq!(service.json(&["release", "a/b", "--lease", "1", "--token", "1"])["released"], true);
+
+    service.ok(&["acquire", "a", "--ttl", "60s"]);
+    let busy = service.run(&["run", "a", "--try", "--json", "--", "true"]);
+    let error: Value = serde_json::from_str(&busy.stderr).unwrap();
+    assert_eq!(
+        (busy.code, &error["exitStatus"], &error["reason"]),
+        (Some(75), &75.into(), &"LOCK_HELD".into())
+    );
+}
+
+#[test]
+fn a_watch_tells_every_change_from_where_it_is_told_to_begin() {
+    let (_folder, _node, service) = one_node();
+    let from = service.json(&["ls"])["watchFrom"].as_str().unwrap().to_owned();
+    service.ok(&["run", "jobs/a", "--", "true"]);
+    service.ok(&["run", "other", "--", "true"]);
+    let mut watching = Running::start(&mut service.command(&["watch", "jobs/", "--from", &from, "--json"]));
+    service.ok(&["acquire", "jobs/b", "--ttl", "60s"]);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!watching.has_ended());
+    watching.signal(Signal::INT);
+    let done = watching.done();
+    assert_eq!(done.code, Some(130), "{done:?}");
+    let events: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<(&str, &str)> = events
+        .iter()
+        .map(|event| (event["type"].as_str().unwrap(), event["name"].as_str().unwrap()))
+        .collect();
+    assert_eq!(told, [("ACQUIRED", "jobs/a"), ("RELEASED", "jobs/a"), ("ACQUIRED", "jobs/b")]);
+    let beyond = service.run(&["watch", "--from", "999999"]);
+    beyond.complaint(64);
+}
+
+#[test]
+fn a_leader_leads_while_its_command_runs() {
+    let (_folder, _node, service) = one_node();
+    assert_eq!(service.ok(&["leader", "scheduler"]), "");
+    let observing = service.start(&["leader", "scheduler", "--watch"]);
+    let words = ["elect", "scheduler", "--value", "http://10.0.0.1:4000", "--", "sleep", "1000"];
+    let leading = service.start(&words);
+    service.wait_until_held("scheduler");
+    let leader = service.ok(&["leader", "scheduler"]);
+    assert_eq!(cells(&leader)[1], "http://10.0.0.1:4000");
+    service.run(&["elect", "scheduler", "--try", "--", "true"]).complaint(75);
+    leading.signal(Signal::TERM);
+    assert_eq!(leading.done().code, Some(143));
+    assert_eq!(service.ok(&["leader", "scheduler"]), "");
+    std::thread::sleep(Duration::from_millis(300));
+    observing.signal(Signal::TERM);
+    let observed = observing.done().stdout;
+    let lines: Vec<&str> = observed.lines().collect();
+    assert_eq!(lines.len(), 3, "nobody, somebody, nobody: {observed}");
+    assert!(
+        lines[0].starts_with("-\t") && lines[1].contains("10.0.0.1:4000") && lines[2].starts_with("-\t"),
+        "{observed}"
+    );
+}
+
+#[test]
+fn a_wrong_command_line_is_one_line_and_status_64() {
+    let service = Service::at("http://127.0.0.1:1");
+    for words in [
+        &["run", "a"][..],
+        &["run", "a", "--ttl", "5", "--", "true"],
+        &["run", "a", "--ttl", "1500ms", "--", "true"],
+        &["run", "a", "--ttl", "1h", "--", "true"],
+        &["run", "a", "--try", "--wait", "3s", "--", "true"],
+        &["run", "a", "--wiat", "3s", "--", "true"],
+        &["acquire", "a"],
+        &["acquire", "a", "--ttl", "60s", "--wait", "25h"],
+        &["release", "a", "--lease", "1"],
+        &["renew", "--lease", "many"],
+        &["check", "a", "--token", "-1"],
+        &["ls", "--endpoints", "nowhere"],
+        &["ls", "--endpoints", "https://127.0.0.1:9000"],
+        &["completions", "tcsh"],
+        &["lock", "a"],
+        &["--json", "ls"],
+    ] {
+        let done = service.run(words);
+        let line = done.complaint(64);
+        assert!(line.len() < 300, "{line}");
+    }
+    let (_folder, _node, service) = one_node();
+    for words in [&["get", "a//b"][..], &["acquire", "..", "--ttl", "1s"], &["run", "", "--", "true"]] {
+        service.run(words).complaint(64);
+    }
+}
+
+#[test]
+fn no_service_is_one_line_and_status_69_after_the_time_that_was_given() {
+    let nowhere = Service::at(format!("http://127.0.0.1:{}", Ports::free().grpc));
+    for words in [
+        &["ls"][..],
+        &["status"],
+        &["run", "a", "--try", "--", "true"],
+        &["acquire", "a", "--ttl", "5s"],
+        &["leader", "a"],
+        &["watch"],
+    ] {
+        let mut words = words.to_vec();
+        words.splice(1..1, ["--connect-timeout", "300ms"]);
+        let started = Instant::now();
+        let done = nowhere.run(&words);
+        assert!(done.complaint(69).contains("Connection refused"), "{done:?}");
+        assert!(
+            (300..5_000).contains(&started.elapsed().as_millis()),
+            "{words:?} took {:?}",
+            started.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_server_that_goes_away_in_the_middle_ends_a_command_with_one_line() {
+    let (_folder, mut node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "60s"]);
+    let waiting = service.start(&["acquire", "a", "--ttl", "5s", "--wait", "1s", "--connect-timeout", "1s"]);
+    service.wait_for_queue("a", 1);
+    node.kill();
+    let done = waiting.done();
+    done.complaint(69);
+}
+
+#[test]
+fn where_the_endpoints_are_does_not_start_a_server() {
+    for variable in ["LOWKEY_ENDPOINTS", "LOWKEY_LOCK", "LOWKEY_TOKEN"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+        let done = Running::start(command.env(variable, "http://127.0.0.1:1")).done();
+        assert_eq!(done.code, Some(64));
+        assert!(done.stderr.contains("Usage: lowkey <COMMAND>"), "{done:?}");
+    }
+}
+
+#[test]
+fn completions_know_the_commands_and_not_what_is_internal() {
+    let service = Service::at("http://127.0.0.1:1");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = service.ok(&["completions", shell]);
+        assert!(script.contains("kill-grace") && !script.contains("__exec"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_that_stops_reading_is_no_failure() {
+    let (_folder, _node, service) = one_node();
+    for number in 0..30 {
+        service.ok(&["acquire", &format!("lock{number}"), "--ttl", "60s"]);
+    }
+    let mut command = service.command(&["ls"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{output:?}");
+}
+
+#[test]
+fn a_development_cluster_serves_every_command_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+    command
+        .args(["dev", "--json"])
+        .env("TMPDIR", folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut dev = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(dev.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let about: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    let endpoints: Vec<&str> =
+        about["endpoints"].as_array().unwrap().iter().map(|url| url.as_str().unwrap()).collect();
+    assert_eq!(endpoints.len(), 3);
+    let service = Service::at(endpoints.join(","));
+    assert_eq!(service.json(&["status"])["clusterSize"], 3);
+    assert_eq!(service.ok(&["run", "nightly", "--try", "--", "echo", "mine"]), "mine\n");
+    service.ok(&["elect", "scheduler", "--value", "here", "--", "true"]);
+    let grant = service.json(&["acquire", "deploy", "--ttl", "60s"]);
+    let (lease, token) = (grant["leaseId"].as_str().unwrap(), grant["fencingToken"].as_str().unwrap());
+    service.ok(&["renew", "--lease", lease]);
+    service.ok(&["check", "deploy", "--token", token]);
+    service.ok(&["release", "deploy", "--lease", lease, "--token", token]);
+    for words in [&["ls"][..], &["get", "deploy"], &["leader", "scheduler"], &["status"]] {
+        service.ok(words);
+    }
+    assert!(std::fs::read_dir(folder.path()).unwrap().count() == 1, "its folder is where it is told to be");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&dev), Signal::INT).unwrap();
+    let status = eventually("it ends", || dev.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn the_readme_has_every_command_in_its_table_and_no_other() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `lowkey "));
+    let mut documented: Vec<&str> = rows.filter_map(|row| row.split([' ', '`']).next()).collect();
+    documented.sort_unstable();
+    let help = Service::at("http://127.0.0.1:1").ok(&["--help"]);
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands =
+        commands.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    let mut commands: Vec<&str> = commands.filter(|command| *command != "help").collect();
+    commands.sort_unstable();
+    assert_eq!(documented, commands);
+}

@@ -1,0 +1,305 @@
+//! `lowkey run`: one at a time, and never without the lock.
+
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lowkey_api::v1::AcquireLockRequest;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::cli::{Running, Service, lives};
+use crate::harness::{Cluster, Node, eventually, rounds};
+
+fn one_node() -> (TempDir, Node, Service) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    let service = Service::of(std::slice::from_ref(&node));
+    (folder, node, service)
+}
+
+fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Waits until a file has something in it.
+fn written(path: &Path) -> String {
+    eventually(&format!("{} is written", path.display()), || {
+        Some(text(path)).filter(|text| text.ends_with('\n'))
+    })
+}
+
+#[test]
+fn of_five_that_try_one_runs_and_four_find_it_busy() {
+    let (folder, _node, service) = one_node();
+    let (started, go) = (folder.path().join("started"), folder.path().join("go"));
+    let script = format!(
+        "echo $LOWKEY_LOCK $LOWKEY_TOKEN >> {}; while [ ! -e {} ]; do sleep 0.01; done",
+        started.display(),
+        go.display()
+    );
+    let mut copies: Vec<Running> =
+        (0..5).map(|_| service.start(&["run", "nightly", "--try", "--", "sh", "-c", &script])).collect();
+    eventually("four have ended", || {
+        (copies.iter_mut().filter_map(|copy| copy.has_ended().then_some(())).count() == 4).then_some(())
+    });
+    std::fs::write(go, "").unwrap();
+    let done: Vec<_> = copies.into_iter().map(Running::done).collect();
+    for busy in done.iter().filter(|done| done.code != Some(0)) {
+        assert!(busy.complaint(75).contains("nightly is held by"), "{busy:?}");
+    }
+    assert_eq!(done.iter().filter(|done| done.code == Some(0)).count(), 1);
+    assert_eq!(text(&started), "nightly 1\n");
+}
+
+#[test]
+fn those_who_wait_run_one_after_another_in_order() {
+    let (folder, _node, service) = one_node();
+    let (log, go) = (folder.path().join("log"), folder.path().join("go"));
+    let script = |number: usize| {
+        format!(
+            "echo start {number} >> {log}; while [ ! -e {go} ]; do sleep 0.01; done; echo end {number} >> {log}",
+            log = log.display(),
+            go = go.display()
+        )
+    };
+    let mut copies = Vec::new();
+    for number in 0..5 {
+        // With a limit or without one: the line is the same.
+        let wait: &[&str] = if number % 2 == 0 { &["--wait", "30s"] } else { &[] };
+        let script = script(number);
+        let words: Vec<&str> =
+            ["run", "nightly"].iter().chain(wait).chain(&["--", "sh", "-c", &script]).copied().collect();
+        copies.push(service.start(&words));
+        if number == 0 {
+            written(&log);
+        } else {
+            service.wait_for_queue("nightly", number as u64);
+        }
+    }
+    std::fs::write(go, "").unwrap();
+    for copy in copies {
+        let done = copy.done();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+    }
+    let expected: String = (0..5).map(|number| format!("start {number}\nend {number}\n")).collect();
+    assert_eq!(text(&log), expected);
+}
+
+#[test]
+fn status_input_and_output_pass_unchanged() {
+    let (_folder, _node, service) = one_node();
+    let run = |script: &str| service.run(&["run", "a", "--", "sh", "-c", script]);
+    for code in [0, 1, 7, 75, 255] {
+        let done = run(&format!("exit {code}"));
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(code), "", ""), "{done:?}");
+    }
+    for (name, code) in [("KILL", 137), ("TERM", 143), ("INT", 130)] {
+        assert_eq!(run(&format!("kill -{name} $$")).code, Some(code));
+    }
+    let done = run("echo out; echo err >&2");
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("out\n", "err\n"));
+    // Words arrive as they are, without a shell; so does `--`.
+    assert_eq!(
+        service.ok(&["run", "a", "--", "printf", "%s|", "a b", "$HOME", "--", "--try"]),
+        "a b|$HOME|--|--try|"
+    );
+    assert_eq!(service.ok(&["run", "a", "--", "sh", "-c", "echo $LOWKEY_LOCK"]), "a\n");
+
+    let bytes: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    let mut command = service.command(&["run", "a", "--", "cksum"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    running.child.stdin.take().unwrap().write_all(&bytes).unwrap();
+    let mut plain = Command::new("cksum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    plain.stdin.take().unwrap().write_all(&bytes).unwrap();
+    let plain = plain.wait_with_output().unwrap();
+    assert_eq!(running.done().stdout.as_bytes(), plain.stdout);
+}
+
+#[test]
+fn signals_reach_the_command_and_what_it_started() {
+    let (folder, _node, service) = one_node();
+    let log = folder.path().join("log");
+    let script = format!(
+        "exec >> {log}; for s in HUP INT QUIT USR1 USR2 WINCH; do trap \"echo $s\" $s; done; trap 'echo TERM; exit 5' TERM; \
+         sh -c 'trap \"echo below; exit\" USR1; while :; do sleep 0.01; done' & echo ready; while :; do sleep 0.01; done",
+        log = log.display()
+    );
+    let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+    eventually("the command is ready", || text(&log).contains("ready").then_some(()));
+    std::thread::sleep(Duration::from_millis(100));
+    for (signal, name) in [
+        (Signal::USR1, "USR1"),
+        (Signal::HUP, "HUP"),
+        (Signal::USR2, "USR2"),
+        (Signal::WINCH, "WINCH"),
+        (Signal::INT, "INT"),
+        (Signal::QUIT, "QUIT"),
+    ] {
+        running.signal(signal);
+        eventually(&format!("{name} arrives"), || text(&log).lines().any(|line| line == name).then_some(()));
+    }
+    eventually("what it started hears it, too", || text(&log).contains("below").then_some(()));
+    running.signal(Signal::TERM);
+    let done = running.done();
+    assert_eq!(done.code, Some(5), "{done:?}");
+    let left = service.json(&["get", "a"]);
+    assert_eq!(left["holderCount"], 0, "the lock was given back: {left}");
+}
+
+#[test]
+fn whoever_is_told_to_end_while_waiting_leaves_the_line() {
+    let (_folder, _node, service) = one_node();
+    let grant = service.json(&["acquire", "a", "--ttl", "60s"]);
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let waiting = service.start(&["run", "a", "--", "true"]);
+        service.wait_for_queue("a", 1);
+        waiting.signal(signal);
+        assert_eq!(waiting.done().code, Some(code));
+        service.wait_for_queue("a", 0);
+    }
+    assert_eq!(service.json(&["get", "a"])["holders"][0]["fencingToken"], grant["fencingToken"]);
+}
+
+#[test]
+fn killed_it_takes_the_command_with_it_and_leaves_the_lock_for_its_ttl() {
+    let (folder, _node, service) = one_node();
+    let pid = folder.path().join("pid");
+    let script = format!("echo $$ > {}; exec sleep 1000", pid.display());
+    let mut running = service.start(&["run", "a", "--ttl", "2s", "--", "sh", "-c", &script]);
+    let pid = written(&pid);
+    assert!(lives(&pid));
+    running.signal(Signal::KILL);
+    let killed = Instant::now();
+    let status = running.child.wait().unwrap();
+    assert_eq!(status.signal(), Some(9));
+    eventually("the command is dead", || (!lives(&pid)).then_some(()));
+    println!("dead after {} ms", killed.elapsed().as_millis());
+    let next = service.run(&["run", "a", "--wait", "20s", "--", "true"]);
+    assert_eq!(next.code, Some(0), "{next:?}");
+    let free_after = killed.elapsed();
+    println!("the lock was free after {} ms", free_after.as_millis());
+    assert!(free_after < Duration::from_secs(5), "{free_after:?}");
+}
+
+/// The promise: when the service stands still for so long that the lock is lost, the command is dead before
+/// anybody else gets the lock, whatever it does about SIGTERM.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_servers_stand_still_and_the_command_is_dead_before_anybody_gets_the_lock() {
+    let cluster = Cluster::start(3);
+    let service = Service::of_cluster(&cluster);
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..rounds("LOWKEY_STOP_ROUNDS", 3) {
+        let (pids, lost) =
+            (folder.path().join(format!("pids{round}")), folder.path().join(format!("lost{round}")));
+        // Of three kinds: deaf to SIGTERM, of good will, and with a child that is deaf.
+        let script = match round % 3 {
+            0 => format!("trap '' TERM; echo $$ > {}; while :; do sleep 0.02; done", pids.display()),
+            1 => format!("trap 'exit 0' TERM; echo $$ > {}; while :; do sleep 0.02; done", pids.display()),
+            _ => format!(
+                "sh -c 'trap \"\" TERM; while :; do sleep 0.02; done' & echo $$ $! > {}; wait",
+                pids.display()
+            ),
+        };
+        // A shell says on its standard error what became of its children.
+        let script = format!("exec 2>/dev/null; {script}");
+        let on_lost = format!("echo $LOWKEY_LOCK $LOWKEY_TOKEN > {}", lost.display());
+        let name = format!("stop{round}");
+        let running =
+            service.start(&["run", &name, "--ttl", "2s", "--on-lost", &on_lost, "--", "sh", "-c", &script]);
+        let pids = written(&pids);
+        let token = service.json(&["get", &name])["holders"][0]["fencingToken"].as_str().unwrap().to_owned();
+
+        let leader = cluster.wait_whole();
+        let mut rival =
+            lowkey_api::v1::lock_service_client::LockServiceClient::new(cluster.nodes[leader].channel());
+        let request = AcquireLockRequest {
+            lock_name: name.clone(),
+            owner_id: "rival".into(),
+            ttl_seconds: 10,
+            wait_ms: 60_000,
+            request_id: name.clone(),
+            ..AcquireLockRequest::default()
+        };
+        let watched = pids.clone();
+        let rival = tokio::spawn(async move {
+            loop {
+                // A leader may change while all stand still: the same request keeps its place.
+                if let Ok(granted) = rival.acquire_lock(request.clone()).await {
+                    let alive: Vec<&str> = watched.split_whitespace().filter(|pid| lives(pid)).collect();
+                    return (granted.into_inner().fencing_token, alive.join(" "));
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        service.wait_for_queue(&name, 1);
+        cluster.nodes.iter().for_each(Node::pause);
+        // Long enough that it is lost; now and then so long that even the service's own deadline has passed.
+        tokio::time::sleep(Duration::from_millis(1_850 + (round as u64 * 370) % 1_500)).await;
+        cluster.nodes.iter().for_each(|node| node.signal(Signal::CONT));
+        let (rivals_token, alive) = rival.await.unwrap();
+        assert_eq!(
+            alive, "",
+            "round {round}: alive while somebody else holds the lock with token {rivals_token}"
+        );
+        let done = tokio::task::spawn_blocking(move || running.done()).await.unwrap();
+        assert!(done.complaint(76).contains("cannot be kept"), "round {round}: {done:?}");
+        assert_eq!(written(&lost), format!("{name} {token}\n"), "round {round}");
+    }
+}
+
+#[test]
+fn a_lease_that_is_revoked_ends_the_command_at_once() {
+    let (folder, node, service) = one_node();
+    let pid = folder.path().join("pid");
+    let script = format!("echo $$ > {}; exec sleep 1000", pid.display());
+    let running = service.start(&["run", "a", "--ttl", "3s", "--", "sh", "-c", &script]);
+    let pid = written(&pid);
+    let holder = service.json(&["get", "a"])["holders"][0].clone();
+    let body = format!(r#"{{"lease_id":{},"owner_id":{}}}"#, holder["leaseId"], holder["ownerId"]);
+    node.ok("POST", "/v1/lease/revoke", &body);
+    let done = running.done();
+    assert!(done.complaint(76).contains("the lease is gone"), "{done:?}");
+    assert!(!lives(&pid));
+}
+
+#[test]
+fn a_command_that_cannot_be_run_is_told_as_a_shell_does() {
+    let (folder, _node, service) = one_node();
+    let missing = service.run(&["run", "a", "--", "no-such-command"]);
+    assert!(missing.complaint(127).contains("cannot run no-such-command"), "{missing:?}");
+    let plain = folder.path().join("plain.txt");
+    std::fs::write(&plain, "no program").unwrap();
+    let refused = service.run(&["run", "a", "--", plain.to_str().unwrap()]);
+    assert!(refused.complaint(126).contains("cannot run"), "{refused:?}");
+}
+
+#[test]
+fn on_a_terminal_the_command_can_read_it_and_ctrl_z_does_not_stop_it() {
+    let (folder, _node, service) = one_node();
+    let lowkey = env!("CARGO_BIN_EXE_lowkey");
+    // `script` gives a terminal; the shell under it has job control, as a person's has.
+    let job = format!(
+        "{lowkey} run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after"
+    );
+    let mut command = Command::new("script");
+    command.args(["-qec", &format!("bash -ic \"{}\"", job.replace('$', "\\$")), "/dev/null"]);
+    command.env("LOWKEY_ENDPOINTS", service.command(&[]).get_envs().find_map(|(_, value)| value).unwrap());
+    command.current_dir(folder.path()).stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    let mut terminal = running.child.stdin.take().unwrap();
+    service.wait_until_held("a");
+    terminal.write_all(b"\x1a").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    terminal.write_all(b"hello\n").unwrap();
+    service.wait_for_free("a");
+    terminal.write_all(b"goodbye\n\x04").unwrap();
+    let done = running.done();
+    for expected in ["got hello", "status 0", "goodbye"] {
+        assert!(done.stdout.contains(expected), "{expected}: {done:?}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Locks that outlive the process that took them: for scripts, which are many short processes.
+//!
+//! Nothing is renewed here, and nothing ends with the client. Whoever has the numbers of a [`Detached`] grant
+//! renews it and gives it back, from wherever they like; otherwise the lease ends by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowkey_api::v1::session_answer::Answer;
+use lowkey_api::v1::session_call::Call;
+use lowkey_api::v1::{AcquireLockRequest, Mode, ReleaseLockRequest, RenewLeases, Scope};
+use lowkey_api::{ApiError, Reason};
+
+use crate::client::{Client, Inner, whole_seconds};
+use crate::error::{Error, ErrorKind};
+use crate::lock::WAIT_MAX;
+use crate::random;
+
+/// A lock to be acquired with a lease of its own that nobody renews. Made by [`Client::detached`].
+///
+/// ```no_run
+/// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+/// use std::time::Duration;
+///
+/// let grant = client.detached("deploy", Duration::from_secs(60)).try_acquire().await?;
+/// println!("lease {} token {}", grant.lease_id, grant.token);
+/// // Later, perhaps in another process:
+/// client.renew_lease(grant.lease_id).await?;
+/// client.release_lock("deploy", grant.lease_id, grant.token).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is acquired before acquire(), try_acquire() or wait() is awaited"]
+pub struct DetachedLock {
+    client: Client,
+    name: String,
+    ttl: Duration,
+    mode: Mode,
+    scope: Scope,
+    value: String,
+}
+
+/// What was granted, and to which lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detached {
+    /// The lock.
+    pub name: String,
+    /// The lease that holds it.
+    pub lease_id: u64,
+    /// The fencing token of the grant.
+    pub token: u64,
+    /// How long the lease lives without renewal.
+    pub ttl: Duration,
+    /// The revision at which it was granted.
+    pub revision: u64,
+    /// How long it was waited for, as the service tells.
+    pub waited: Duration,
+}
+
+impl Client {
+    /// A lock that is to be held by a lease of its own, which is neither renewed nor ended by this client.
+    pub fn detached(&self, name: impl Into<String>, ttl: Duration) -> DetachedLock {
+        let (client, name) = (self.clone(), name.into());
+        DetachedLock { client, name, ttl, mode: Mode::Exclusive, scope: Scope::Name, value: String::new() }
+    }
+
+    /// Gives back a lock by its numbers: of a [`Detached`] grant, say. With the token, only that very grant
+    /// can be meant.
+    pub async fn release_lock(
+        &self,
+        name: impl Into<String>,
+        lease_id: u64,
+        fencing_token: u64,
+    ) -> Result<(), Error> {
+        let release = ReleaseLockRequest {
+            lock_name: name.into(),
+            lease_id,
+            fencing_token,
+            request_id: random::request_id(),
+            ..ReleaseLockRequest::default()
+        };
+        match self.inner.link.call(Call::ReleaseLock(release), self.inner.call_timeout).await? {
+            Answer::ReleaseLock(_) => Ok(()),
+            _ => Err(Error::unavailable("an answer to another question", true)),
+        }
+    }
+
+    /// Starts the time of a lease anew, once; gives its time to live. A [`crate::Session`] does so by itself.
+    pub async fn renew_lease(&self, lease_id: u64) -> Result<Duration, Error> {
+        let call = Call::RenewLeases(RenewLeases { lease_ids: vec![lease_id] });
+        let Answer::RenewLeases(answer) = self.inner.link.call(call, self.inner.call_timeout).await? else {
+            return Err(Error::unavailable("an answer to another question", true));
+        };
+        let Some(renewal) = answer.renewals.into_iter().next() else {
+            return Err(Error::unavailable("an answer without a renewal", true));
+        };
+        if renewal.error_reason.is_empty() {
+            return Ok(Duration::from_secs(renewal.ttl_seconds.unsigned_abs()));
+        }
+        let reason = Reason::parse(&renewal.error_reason).unwrap_or(Reason::Internal);
+        Err(ApiError::new(reason, renewal.error_message).into())
+    }
+}
+
+impl DetachedLock {
+    /// Holds it together with others that do the same.
+    pub fn shared(mut self) -> Self {
+        self.mode = Mode::Shared;
+        self
+    }
+
+    /// Holds the name and everything below it.
+    pub fn subtree(mut self) -> Self {
+        self.scope = Scope::Subtree;
+        self
+    }
+
+    /// Shows a text with the grant: at most 4096 bytes.
+    pub fn value(mut self, value: impl Into<String>) -> Self {
+        self.value = value.into();
+        self
+    }
+
+    /// Acquires it, however long that takes. Dropping the future gives up the place in line.
+    pub async fn acquire(&self) -> Result<Detached, Error> {
+        loop {
+            match self.wait(WAIT_MAX).await {
+                Err(error) if matches!(error.kind(), ErrorKind::WaitTimeout(_)) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Acquires it if it is free now.
+    pub async fn try_acquire(&self) -> Result<Detached, Error> {
+        self.ask(Duration::ZERO).await
+    }
+
+    /// Acquires it within this time.
+    pub async fn wait(&self, time: Duration) -> Result<Detached, Error> {
+        self.ask(time.clamp(Duration::from_millis(1), WAIT_MAX)).await
+    }
+
+    async fn ask(&self, wait: Duration) -> Result<Detached, Error> {
+        let inner = &self.client.inner;
+        let request = AcquireLockRequest {
+            lock_name: self.name.clone(),
+            owner_id: inner.owner.clone(),
+            lease_id: 0,
+            wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
+            mode: self.mode.into(),
+            scope: self.scope.into(),
+            value: self.value.clone(),
+            ttl_seconds: whole_seconds(self.ttl)?,
+            request_id: random::request_id(),
+        };
+        let mut asked = Asked { inner, name: &self.name, request_id: Some(request.request_id.clone()) };
+        match inner.link.call(Call::AcquireLock(request), inner.call_timeout + wait).await {
+            Ok(Answer::AcquireLock(granted)) => {
+                asked.request_id = None;
+                Ok(Detached {
+                    name: self.name.clone(),
+                    lease_id: granted.lease_id,
+                    token: granted.fencing_token,
+                    ttl: Duration::from_secs(granted.lease_ttl_seconds.unsigned_abs()),
+                    revision: granted.revision,
+                    waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),
+                })
+            }
+            Ok(_) => Err(Error::unavailable("an answer to another question", true)),
+            Err(error) => {
+                if !error.outcome_unknown() {
+                    asked.request_id = None;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// An acquire whose outcome is not known: if nobody waits for it any more, whatever it led to is given back.
+struct Asked<'a> {
+    inner: &'a Arc<Inner>,
+    name: &'a str,
+    request_id: Option<String>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some(acquire_request_id) = self.request_id.take() {
+            let release = ReleaseLockRequest {
+                lock_name: self.name.to_owned(),
+                owner_id: self.inner.owner.clone(),
+                acquire_request_id,
+                request_id: random::request_id(),
+                ..ReleaseLockRequest::default()
+            };
+            self.inner.link.tell(Call::ReleaseLock(release), ());
+        }
+    }
+}
