@@ -534,7 +534,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
     match command {
         Command::CreateLease { owner, request, .. }
         | Command::RevokeLease { owner, request, .. }
-        | Command::Acquire { owner, with: AcquireWith::NewLease(_), request, .. } => {
+        | Command::Acquire { owner, with: AcquireWith::NewLease(_), request, .. }
+        | Command::Release { grant: GrantRef::Request(_, Requester::Owner(owner)), request, .. } => {
             Some(((Within::Owner(owner.clone()), request.clone()), true))
         }
         // The end of a wait that was to make its lease is remembered nowhere: the lease ends with it.
@@ -550,13 +551,6 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
             request,
             ..
         } => Some(((Within::Lease(*lease), request.clone()), true)),
-        Command::Release {
-            lock, grant: GrantRef::Request(acquire, Requester::Owner(_)), request, ..
-        } => {
-            let (_, grant) =
-                state.grants().find(|(name, grant)| *name == lock && grant.request == *acquire)?;
-            Some(((Within::Lease(grant.lease), request.clone()), false))
-        }
         Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => None,
     }
 }
