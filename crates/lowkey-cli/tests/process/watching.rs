@@ -82,11 +82,11 @@ async fn one_change_reaches_every_stream_at_every_node() {
         in_time("all streams to begin", hears.recv()).await.unwrap();
     }
 
-    for round in 0..3 {
+    for round in 0..rounds("LOWKEY_WATCH_CHANGES", 3) {
         let sent = Instant::now();
         let request = long_acquire("hot", "holder", &format!("round-{round}"));
         let grant = links.acquire(&request).await.answer();
-        let answered = sent.elapsed();
+        let answered = Instant::now();
         let (mut who, mut delays, mut changes) = (BTreeSet::new(), Vec::new(), Vec::new());
         while who.len() < streams {
             let (at, number, change) = in_time("the change", hears.recv()).await.unwrap();
@@ -96,10 +96,11 @@ async fn one_change_reaches_every_stream_at_every_node() {
         }
         assert_eq!((changes[0].r#type(), changes[0].revision), (EventType::Acquired, grant.revision));
         assert!(changes.iter().all(|change| *change == changes[0]), "all were told the same");
+        let last = delays.iter().max().unwrap().saturating_sub(answered - sent);
         println!(
-            "{streams} streams, from the request to the event: {}; the request itself took {:.2} ms",
+            "{streams} streams, from the request to the event: {}; the last one had it {:.2} ms after the answer",
             percentiles(delays),
-            answered.as_secs_f64() * 1000.0
+            last.as_secs_f64() * 1000.0
         );
         links.release("hot", &grant).await;
         for _ in 0..streams {
