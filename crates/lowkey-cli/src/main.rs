@@ -63,6 +63,10 @@ fn main() -> ExitCode {
     if args.get(1).is_some_and(|arg| arg == run::EXEC) {
         return run::exec(args.into_iter().skip(2));
     }
+    if let Some(flag) = misplaced_flag(&args) {
+        let problem = format!("{flag} goes behind a command, as in: lowkey ls {flag}; try --help");
+        return server::complain(&problem, exit::USAGE);
+    }
     match Cli::try_parse_from(with_default_command(args, server_flag_in_environment())) {
         Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
@@ -91,6 +95,13 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Dev(args) => dev::dev(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     }
+}
+
+/// A flag of the commands in front of them, where the server's stand.
+fn misplaced_flag(args: &[OsString]) -> Option<&'static str> {
+    let first = args.get(1)?.to_str()?;
+    let name = first.split_once('=').map_or(first, |(name, _)| name);
+    ["--endpoints", "--connect-timeout", "--json"].into_iter().find(|flag| *flag == name)
 }
 
 /// Whether the environment has a flag of the server. Other variables of ours say nothing about that: where
@@ -150,6 +161,13 @@ mod tests {
             problem(&["lowkey", "--bootstarp"]),
             "unexpected argument '--bootstarp' found; tip: a similar argument exists: '--bootstrap'; try --help"
         );
+    }
+
+    #[test]
+    fn a_flag_of_the_commands_in_front_of_them_is_noticed() {
+        assert_eq!(misplaced_flag(&args(&["lowkey", "--endpoints=http://a:1", "ls"])), Some("--endpoints"));
+        assert_eq!(misplaced_flag(&args(&["lowkey", "--bootstrap"])), None);
+        assert_eq!(misplaced_flag(&args(&["lowkey", "ls", "--json"])), None);
     }
 
     #[test]

@@ -186,6 +186,34 @@ fn killed_it_takes_the_command_with_it_and_leaves_the_lock_for_its_ttl() {
     assert!(free_after < Duration::from_secs(5), "{free_after:?}");
 }
 
+#[test]
+fn whoever_waits_while_the_service_goes_away_for_good_is_told_in_one_line() {
+    let (_folder, mut node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "60s"]);
+    let waiting = service.start(&["run", "a", "--ttl", "1s", "--connect-timeout", "1s", "--", "true"]);
+    service.wait_for_queue("a", 1);
+    node.kill();
+    assert!(waiting.done().complaint(69).contains("Connection refused"));
+}
+
+#[test]
+fn whoever_waits_for_as_long_as_it_takes_gets_in_line_again_after_an_outage() {
+    let (_folder, node, service) = one_node();
+    let grant = service.json(&["acquire", "a", "--ttl", "60s"]);
+    let waiting = service.start(&["run", "a", "--ttl", "1s", "--", "echo", "done"]);
+    service.wait_for_queue("a", 1);
+    let lease = || service.json(&["get", "a"])["waiters"][0]["leaseId"].clone();
+    let before = lease();
+    node.pause();
+    std::thread::sleep(Duration::from_millis(3_000));
+    node.signal(Signal::CONT);
+    eventually("it waits with a new lease", || (lease().is_string() && lease() != before).then_some(()));
+    let (lease, token) = (grant["leaseId"].as_str().unwrap(), grant["fencingToken"].as_str().unwrap());
+    service.ok(&["release", "a", "--lease", lease, "--token", token]);
+    let done = waiting.done();
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "done\n", ""), "{done:?}");
+}
+
 /// The promise: when the service stands still for so long that the lock is lost, the command is dead before
 /// anybody else gets the lock, whatever it does about SIGTERM.
 #[tokio::test(flavor = "multi_thread")]
@@ -299,7 +327,7 @@ fn on_a_terminal_the_command_can_read_it_and_ctrl_z_does_not_stop_it() {
     service.wait_for_free("a");
     terminal.write_all(b"goodbye\n\x04").unwrap();
     let done = running.done();
-    for expected in ["got hello", "status 0", "goodbye"] {
+    for expected in ["cannot be suspended", "got hello", "status 0", "goodbye"] {
         assert!(done.stdout.contains(expected), "{expected}: {done:?}");
     }
 }

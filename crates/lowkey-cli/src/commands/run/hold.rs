@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lowkey_client::{Client, Error, ErrorKind, LockGuard, Session};
+use lowkey_client::{Error, ErrorKind, LockGuard, Session};
 use rustix::process::Signal;
 use tokio::time::{Instant, timeout};
 
@@ -50,7 +50,11 @@ async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure>
         Patience::None | Patience::Endless => None,
     };
     loop {
-        match attempt_once(job, &client, deadline, kept).await {
+        let outcome = match client.session(job.ttl).await {
+            Ok(session) => attempt_once(job, kept.insert(session), deadline).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
             Ok(guard) => {
                 let session = kept.take().expect("the session that the lock was taken with");
                 return Ok(Held { session, guard });
@@ -60,20 +64,15 @@ async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure>
                 if matches!(error.kind(), ErrorKind::SessionLost(_))
                     && !matches!(job.patience, Patience::None) =>
             {
-                eprintln!("lowkey: lost the place in line for {}: {error}; getting in line again", job.name);
+                // The place in line is lost; whoever waits for as long as it takes goes to its end.
+                tracing::debug!(%error, "getting in line again");
             }
             Err(error) => return Err(job.service.failure(&error)),
         }
     }
 }
 
-async fn attempt_once(
-    job: &Job,
-    client: &Client,
-    deadline: Option<Instant>,
-    kept: &mut Option<Session>,
-) -> Result<LockGuard, Error> {
-    let session = kept.insert(client.session(job.ttl).await?);
+async fn attempt_once(job: &Job, session: &Session, deadline: Option<Instant>) -> Result<LockGuard, Error> {
     let mut lock = session.lock(&job.name).value(&job.value);
     if job.shared {
         lock = lock.shared();
