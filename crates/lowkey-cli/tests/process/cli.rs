@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -86,8 +87,14 @@ impl Service {
 /// A command that runs.
 pub(crate) struct Running {
     pub(crate) child: Child,
-    stdout: Option<JoinHandle<String>>,
-    stderr: Option<JoinHandle<String>>,
+    stdout: Reading,
+    stderr: Reading,
+}
+
+/// What is read from a pipe, while it is.
+struct Reading {
+    so_far: Arc<Mutex<Vec<u8>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// How it ended.
@@ -111,8 +118,8 @@ impl Done {
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let stdout = child.stdout.take().map(read);
-        let stderr = child.stderr.take().map(read);
+        let stdout = Reading::start(child.stdout.take().unwrap());
+        let stderr = Reading::start(child.stderr.take().unwrap());
         Self { child, stdout, stderr }
     }
 
@@ -131,8 +138,14 @@ impl Running {
     /// Waits for its end.
     pub(crate) fn done(mut self) -> Done {
         let status = eventually("the command ends", || self.child.try_wait().unwrap());
-        let text = |reading: Option<JoinHandle<String>>| reading.unwrap().join().unwrap();
-        Done { code: status.code(), stdout: text(self.stdout.take()), stderr: text(self.stderr.take()) }
+        Done { code: status.code(), stdout: self.stdout.finish(), stderr: self.stderr.finish() }
+    }
+
+    /// Waits until it has printed so many lines.
+    pub(crate) fn wait_for_lines(&self, count: usize) {
+        eventually(&format!("{count} lines are printed"), || {
+            (self.stdout.text().lines().count() >= count).then_some(())
+        });
     }
 }
 
@@ -145,12 +158,30 @@ impl Drop for Running {
     }
 }
 
-fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).unwrap();
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+impl Reading {
+    fn start(mut pipe: impl Read + Send + 'static) -> Self {
+        let so_far = Arc::new(Mutex::new(Vec::new()));
+        let written = Arc::clone(&so_far);
+        let read = move || {
+            let mut buffer = [0; 4096];
+            loop {
+                match pipe.read(&mut buffer).unwrap() {
+                    0 => return,
+                    length => written.lock().unwrap().extend_from_slice(&buffer[..length]),
+                }
+            }
+        };
+        Self { so_far, thread: Some(std::thread::spawn(read)) }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.so_far.lock().unwrap()).into_owned()
+    }
+
+    fn finish(&mut self) -> String {
+        self.thread.take().unwrap().join().unwrap();
+        self.text()
+    }
 }
 
 /// Whether a process lives: one that only waits to be reaped does not.

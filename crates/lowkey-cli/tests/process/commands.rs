@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -106,7 +106,7 @@ fn a_watch_tells_every_change_from_where_it_is_told_to_begin() {
     service.ok(&["run", "other", "--", "true"]);
     let mut watching = Running::start(&mut service.command(&["watch", "jobs/", "--from", &from, "--json"]));
     service.ok(&["acquire", "jobs/b", "--ttl", "60s"]);
-    std::thread::sleep(Duration::from_millis(500));
+    watching.wait_for_lines(3);
     assert!(!watching.has_ended());
     watching.signal(Signal::INT);
     let done = watching.done();
@@ -126,6 +126,7 @@ fn a_leader_leads_while_its_command_runs() {
     let (_folder, _node, service) = one_node();
     assert_eq!(service.ok(&["leader", "scheduler"]), "");
     let observing = service.start(&["leader", "scheduler", "--watch"]);
+    observing.wait_for_lines(1);
     let words = ["elect", "scheduler", "--value", "http://10.0.0.1:4000", "--", "sleep", "1000"];
     let leading = service.start(&words);
     service.wait_until_held("scheduler");
@@ -135,7 +136,7 @@ fn a_leader_leads_while_its_command_runs() {
     leading.signal(Signal::TERM);
     assert_eq!(leading.done().code, Some(143));
     assert_eq!(service.ok(&["leader", "scheduler"]), "");
-    std::thread::sleep(Duration::from_millis(300));
+    observing.wait_for_lines(3);
     observing.signal(Signal::TERM);
     let observed = observing.done().stdout;
     let lines: Vec<&str> = observed.lines().collect();

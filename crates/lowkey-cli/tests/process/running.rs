@@ -126,12 +126,13 @@ fn signals_reach_the_command_and_what_it_started() {
     let log = folder.path().join("log");
     let script = format!(
         "exec >> {log}; for s in HUP INT QUIT USR1 USR2 WINCH; do trap \"echo $s\" $s; done; trap 'echo TERM; exit 5' TERM; \
-         sh -c 'trap \"echo below; exit\" USR1; while :; do sleep 0.01; done' & echo ready; while :; do sleep 0.01; done",
+         sh -c 'trap \"echo below; exit\" USR1; echo set; while :; do sleep 0.01; done' & echo ready; while :; do sleep 0.01; done",
         log = log.display()
     );
     let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
-    eventually("the command is ready", || text(&log).contains("ready").then_some(()));
-    std::thread::sleep(Duration::from_millis(100));
+    eventually("both are ready", || {
+        (text(&log).contains("ready") && text(&log).contains("set")).then_some(())
+    });
     for (signal, name) in [
         (Signal::USR1, "USR1"),
         (Signal::HUP, "HUP"),
