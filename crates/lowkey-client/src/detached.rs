@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{AcquireLockRequest, Mode, ReleaseLockRequest, RenewLeases, Scope};
+use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest, RenewLeases};
 use lowkey_api::{ApiError, Reason};
 
 use crate::client::{Client, Inner, whole_seconds};
-use crate::error::{Error, ErrorKind};
-use crate::lock::WAIT_MAX;
+use crate::error::Error;
 use crate::random;
+use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
 /// A lock to be acquired with a lease of its own that nobody renews. Made by [`Client::detached`].
 ///
@@ -34,11 +34,8 @@ use crate::random;
 #[must_use = "nothing is acquired before acquire(), try_acquire() or wait() is awaited"]
 pub struct DetachedLock {
     client: Client,
-    name: String,
+    wish: Wish,
     ttl: Duration,
-    mode: Mode,
-    scope: Scope,
-    value: String,
 }
 
 /// What was granted, and to which lease.
@@ -61,8 +58,7 @@ pub struct Detached {
 impl Client {
     /// A lock that is to be held by a lease of its own, which is neither renewed nor ended by this client.
     pub fn detached(&self, name: impl Into<String>, ttl: Duration) -> DetachedLock {
-        let (client, name) = (self.clone(), name.into());
-        DetachedLock { client, name, ttl, mode: Mode::Exclusive, scope: Scope::Name, value: String::new() }
+        DetachedLock { client: self.clone(), wish: Wish::new(name.into()), ttl }
     }
 
     /// Gives back a lock by its numbers: of a [`Detached`] grant, say. With the token, only that very grant
@@ -104,30 +100,14 @@ impl Client {
 }
 
 impl DetachedLock {
-    /// Holds it together with others that do the same.
-    pub fn shared(mut self) -> Self {
-        self.mode = Mode::Shared;
-        self
-    }
-
-    /// Holds the name and everything below it.
-    pub fn subtree(mut self) -> Self {
-        self.scope = Scope::Subtree;
-        self
-    }
-
-    /// Shows a text with the grant: at most 4096 bytes.
-    pub fn value(mut self, value: impl Into<String>) -> Self {
-        self.value = value.into();
-        self
-    }
+    wish_methods!();
 
     /// Acquires it, however long that takes. Dropping the future gives up the place in line.
     pub async fn acquire(&self) -> Result<Detached, Error> {
         loop {
-            match self.wait(WAIT_MAX).await {
-                Err(error) if matches!(error.kind(), ErrorKind::WaitTimeout(_)) => {}
-                outcome => return outcome,
+            let waited = self.wait(WAIT_MAX).await;
+            if !is_over(&waited) {
+                return waited;
             }
         }
     }
@@ -144,23 +124,14 @@ impl DetachedLock {
 
     async fn ask(&self, wait: Duration) -> Result<Detached, Error> {
         let inner = &self.client.inner;
-        let request = AcquireLockRequest {
-            lock_name: self.name.clone(),
-            owner_id: inner.owner.clone(),
-            lease_id: 0,
-            wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
-            mode: self.mode.into(),
-            scope: self.scope.into(),
-            value: self.value.clone(),
-            ttl_seconds: whole_seconds(self.ttl)?,
-            request_id: random::request_id(),
-        };
-        let mut asked = Asked { inner, name: &self.name, request_id: Some(request.request_id.clone()) };
+        let ttl_seconds = whole_seconds(self.ttl)?;
+        let request = AcquireLockRequest { ttl_seconds, ..self.wish.request(&inner.owner, wait) };
+        let mut asked = Asked { inner, name: &self.wish.name, request_id: Some(request.request_id.clone()) };
         match inner.link.call(Call::AcquireLock(request), inner.call_timeout + wait).await {
             Ok(Answer::AcquireLock(granted)) => {
                 asked.request_id = None;
                 Ok(Detached {
-                    name: self.name.clone(),
+                    name: self.wish.name.clone(),
                     lease_id: granted.lease_id,
                     token: granted.fencing_token,
                     ttl: Duration::from_secs(granted.lease_ttl_seconds.unsigned_abs()),

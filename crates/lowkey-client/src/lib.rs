@@ -44,6 +44,7 @@ mod lock;
 mod random;
 mod session;
 mod watch;
+mod wish;
 
 pub use client::{Client, ClientBuilder};
 pub use detached::{Detached, DetachedLock};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lowkey_api::Reason;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{AcquireLockRequest, AcquireLockResponse, Mode, ReleaseLockRequest, Scope};
+use lowkey_api::v1::{AcquireLockRequest, AcquireLockResponse, ReleaseLockRequest};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -21,52 +21,31 @@ use crate::keeper::Presence;
 use crate::link::Link;
 use crate::random;
 use crate::session::{LossCause, Session, lost};
-
-/// The longest wait that the service takes in one request.
-pub(crate) const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
 /// A lock that is to be acquired. Made by [`Session::lock`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is acquired before acquire(), try_acquire() or wait() is awaited"]
 pub struct Lock {
     session: Session,
-    name: String,
-    mode: Mode,
-    scope: Scope,
-    value: String,
+    wish: Wish,
 }
 
 impl Lock {
     pub(crate) fn new(session: Session, name: String) -> Self {
-        Self { session, name, mode: Mode::Exclusive, scope: Scope::Name, value: String::new() }
+        Self { session, wish: Wish::new(name) }
     }
 
-    /// Holds it together with others that do the same.
-    pub fn shared(mut self) -> Self {
-        self.mode = Mode::Shared;
-        self
-    }
-
-    /// Holds the name and everything below it.
-    pub fn subtree(mut self) -> Self {
-        self.scope = Scope::Subtree;
-        self
-    }
-
-    /// Shows a text with the grant: at most 4096 bytes.
-    pub fn value(mut self, value: impl Into<String>) -> Self {
-        self.value = value.into();
-        self
-    }
+    wish_methods!();
 
     /// Acquires it, however long that takes: as long as the session lives.
     ///
     /// Dropping the future gives up the place in line, and the lock if it was granted just now.
     pub async fn acquire(&self) -> Result<LockGuard, Error> {
         loop {
-            match self.wait(WAIT_MAX).await {
-                Err(error) if matches!(error.kind(), ErrorKind::WaitTimeout(_)) => {}
-                outcome => return outcome,
+            let waited = self.wait(WAIT_MAX).await;
+            if !is_over(&waited) {
+                return waited;
             }
         }
     }
@@ -75,10 +54,10 @@ impl Lock {
     /// says who holds it.
     pub async fn try_acquire(&self) -> Result<LockGuard, Error> {
         self.session.check()?;
-        let Some(turn) = self.session.try_enter(&self.name) else {
+        let Some(turn) = self.session.try_enter(&self.wish.name) else {
             // Another task of this very session holds it, or is about to.
             let held_by = HeldBy {
-                name: self.name.clone(),
+                name: self.wish.name.clone(),
                 owner: self.session.shared.client.owner.clone(),
                 lease_id: self.session.lease_id(),
                 ..HeldBy::default()
@@ -92,7 +71,7 @@ impl Lock {
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
-        let Ok(turn) = timeout(time, self.session.enter(&self.name)).await else {
+        let Ok(turn) = timeout(time, self.session.enter(&self.wish.name)).await else {
             return Err(Error::new(ErrorKind::WaitTimeout(None)));
         };
         // At least a moment: whoever wants to wait gets in line.
@@ -102,18 +81,9 @@ impl Lock {
 
     async fn ask(&self, turn: OwnedMutexGuard<()>, wait: Duration) -> Result<LockGuard, Error> {
         let shared = &self.session.shared;
-        let request_id = random::request_id();
-        let request = AcquireLockRequest {
-            lock_name: self.name.clone(),
-            owner_id: shared.client.owner.clone(),
-            lease_id: shared.presence.lease_id,
-            wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
-            mode: self.mode.into(),
-            scope: self.scope.into(),
-            value: self.value.clone(),
-            ttl_seconds: 0,
-            request_id: request_id.clone(),
-        };
+        let lease_id = shared.presence.lease_id;
+        let request = AcquireLockRequest { lease_id, ..self.wish.request(&shared.client.owner, wait) };
+        let request_id = request.request_id.clone();
         let mut asked = Asked { lock: self, request_id: Some(request_id), turn: Some(turn) };
         let call = shared.client.link.call(Call::AcquireLock(request), shared.client.call_timeout + wait);
         let outcome = tokio::select! {
@@ -170,7 +140,7 @@ impl Drop for Asked<'_> {
         if let Some(acquire_request_id) = self.request_id.take() {
             let shared = &self.lock.session.shared;
             let release = ReleaseLockRequest {
-                lock_name: self.lock.name.clone(),
+                lock_name: self.lock.wish.name.clone(),
                 lease_id: shared.presence.lease_id,
                 acquire_request_id,
                 request_id: random::request_id(),
@@ -208,7 +178,7 @@ impl LockGuard {
         Self {
             client: Arc::clone(&shared.client),
             presence: Arc::clone(&shared.presence),
-            name: lock.name.clone(),
+            name: lock.wish.name.clone(),
             token: granted.fencing_token,
             revision: granted.revision,
             waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),

@@ -1,0 +1,68 @@
+//! What is wanted of a lock, by whichever kind of lease: the same words for sessions and for scripts.
+
+use std::time::Duration;
+
+use lowkey_api::v1::{AcquireLockRequest, Mode, Scope};
+
+use crate::error::{Error, ErrorKind};
+use crate::random;
+
+/// The longest wait that the service takes in one request.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) name: String,
+    pub(crate) mode: Mode,
+    pub(crate) scope: Scope,
+    pub(crate) value: String,
+}
+
+impl Wish {
+    pub(crate) fn new(name: String) -> Self {
+        Self { name, mode: Mode::Exclusive, scope: Scope::Name, value: String::new() }
+    }
+
+    /// The request, under an id of its own, with neither lease nor time to live yet.
+    pub(crate) fn request(&self, owner: &str, wait: Duration) -> AcquireLockRequest {
+        AcquireLockRequest {
+            lock_name: self.name.clone(),
+            owner_id: owner.to_owned(),
+            wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
+            mode: self.mode.into(),
+            scope: self.scope.into(),
+            value: self.value.clone(),
+            request_id: random::request_id(),
+            ..AcquireLockRequest::default()
+        }
+    }
+}
+
+/// True if a wait was over before its lock was granted: whoever waits for as long as it takes waits on.
+pub(crate) fn is_over<T>(wait: &Result<T, Error>) -> bool {
+    wait.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::WaitTimeout(_)))
+}
+
+/// How a lock is to be held, for whatever has a [`Wish`].
+macro_rules! wish_methods {
+    () => {
+        /// Holds it together with others that do the same.
+        pub fn shared(mut self) -> Self {
+            self.wish.mode = lowkey_api::v1::Mode::Shared;
+            self
+        }
+
+        /// Holds the name and everything below it.
+        pub fn subtree(mut self) -> Self {
+            self.wish.scope = lowkey_api::v1::Scope::Subtree;
+            self
+        }
+
+        /// Shows a text with the grant: at most 4096 bytes.
+        pub fn value(mut self, value: impl Into<String>) -> Self {
+            self.wish.value = value.into();
+            self
+        }
+    };
+}
+pub(crate) use wish_methods;
