@@ -44,6 +44,27 @@ async fn a_session_lives_through_kills_of_the_leader() {
     in_time("the release", guard.release()).await.unwrap();
 }
 
+/// Its connections stay open, and nothing comes back: only silence tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_lives_through_a_leader_that_stands_still() {
+    let cluster = Cluster::start(3);
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(3)).await.unwrap();
+    let guard = session.lock("held/for/long").acquire().await.unwrap();
+    for round in 0..rounds("LOWKEY_SDK_PAUSES", 2) {
+        let leader = cluster.wait_whole();
+        cluster.nodes[leader].pause();
+        // Longer than the lease would live by itself: another one has come and gone since.
+        let brief = client.clone().detached(format!("brief-{round}"), Duration::from_secs(3));
+        in_time("another lock", brief.acquire()).await.unwrap();
+        in_time("its end", brief.acquire()).await.unwrap();
+        assert!(guard.is_held(), "lost after {round} pauses: {:?}", session.status());
+        cluster.nodes[leader].signal(Signal::CONT);
+    }
+    assert_eq!(session.status(), SessionStatus::Held);
+    in_time("the release", guard.release()).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_no_node_answers_is_lost_by_its_own_clock() {
     let cluster = Cluster::start(1);

@@ -3,11 +3,12 @@
 use std::future::Future;
 use std::time::Duration;
 
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::FutureExt as _;
+use futures::stream::{BoxStream, FuturesUnordered, StreamExt as _};
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{GetStatusRequest, GetStatusResponse, SessionAnswer, SessionCall};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -17,6 +18,8 @@ use crate::error::{Error, ErrorKind};
 
 /// How long one node may take to answer before the next is tried.
 const CONNECT_TIME: Duration = Duration::from_millis(1000);
+/// How long one node may say nothing before the next is tried beside it.
+const NEXT_AFTER: Duration = Duration::from_millis(200);
 
 /// A stream to a node.
 pub(super) struct Connected {
@@ -36,13 +39,15 @@ pub(super) struct Directory {
     given: usize,
     /// Where to begin; moved on when a node fails.
     next: usize,
+    /// The node that failed last, until another connection is there: others may still take it for the leader.
+    avoided: Option<String>,
     /// Pinned with the first connection.
     cluster_id: Option<String>,
 }
 
 impl Directory {
     pub(super) fn new(endpoints: Vec<String>) -> Self {
-        Self { given: endpoints.len(), endpoints, next: 0, cluster_id: None }
+        Self { given: endpoints.len(), endpoints, next: 0, avoided: None, cluster_id: None }
     }
 
     /// Remembers the cluster, and where its members are now: any of them will do when this one is gone.
@@ -56,30 +61,45 @@ impl Directory {
         }
         let current = self.endpoints.iter().position(|endpoint| *endpoint == connected.endpoint);
         self.next = current.unwrap_or_default();
+        self.avoided = None;
     }
 
     /// The node that was used last failed: begin with another.
     pub(super) fn avoid_current(&mut self) {
+        self.avoided = self.endpoints.get(self.next).cloned();
         self.next = (self.next + 1) % self.endpoints.len();
     }
 
-    /// Connects to the first node that answers, or rather to the leader that it names.
+    /// Connects to the first node that answers, or rather to the leader that it names. One that says nothing
+    /// does not hold up the next for long.
     pub(super) fn connect(&self) -> impl Future<Output = Result<Connected, Error>> + use<> {
         let (before, after) = self.endpoints.split_at(self.next);
         let endpoints: Vec<String> = after.iter().chain(before).cloned().collect();
-        let cluster_id = self.cluster_id.clone();
+        let (cluster_id, avoided) = (self.cluster_id.clone(), self.avoided.clone());
         async move {
             let mut problem = Error::unavailable("no endpoint was given", false);
-            for endpoint in &endpoints {
-                match connect_to(endpoint, cluster_id.as_deref()).await {
-                    Ok(connected) => return Ok(connected),
-                    Err(error) => {
+            let mut attempts = FuturesUnordered::new();
+            let mut endpoints = endpoints.iter();
+            loop {
+                let next = endpoints.next();
+                let is_last = next.is_none();
+                attempts.extend(next.map(|endpoint| {
+                    let attempt = connect_to(endpoint, cluster_id.as_deref(), avoided.as_deref());
+                    attempt.map(move |outcome| (endpoint, outcome))
+                }));
+                let answered = tokio::select! {
+                    answered = attempts.next() => answered,
+                    () = sleep(NEXT_AFTER), if !is_last => continue,
+                };
+                match answered {
+                    Some((_, Ok(connected))) => return Ok(connected),
+                    Some((endpoint, Err(error))) => {
                         tracing::debug!(endpoint, %error, "no connection");
                         problem = worse(problem, error);
                     }
+                    None => return Err(problem),
                 }
             }
-            Err(problem)
         }
     }
 
@@ -107,9 +127,14 @@ fn worse(one: Error, other: Error) -> Error {
     if matches!(one.kind(), ErrorKind::WrongCluster { .. } | ErrorKind::Invalid(_)) { one } else { other }
 }
 
-async fn connect_to(endpoint: &str, cluster_id: Option<&str>) -> Result<Connected, Error> {
+async fn connect_to(
+    endpoint: &str,
+    cluster_id: Option<&str>,
+    avoided: Option<&str>,
+) -> Result<Connected, Error> {
     let node = Node::dial(endpoint, cluster_id).await?;
-    if let Some(leader) = leader_endpoint(endpoint, &node.status) {
+    let leader = leader_endpoint(endpoint, &node.status);
+    if let Some(leader) = leader.filter(|leader| Some(leader.as_str()) != avoided) {
         // The leader may be out of reach from here, or gone by now: then this node passes things on.
         if let Ok(leader) = Node::dial(&leader, Some(&node.status.cluster_id)).await
             && leader.status.is_leader

@@ -9,7 +9,8 @@
 //!   changes something carries a request id, and a wait keeps its place by it.
 //! - It asks again what was refused for the moment only (no leader, too busy), after a pause that is not the
 //!   same for everyone.
-//! - No call waits beyond its deadline, whatever the network does.
+//! - No call waits beyond its deadline, whatever the network does. A node that lets one pass without a word
+//!   is left for another.
 //!
 //! - `connect.rs`: how a stream comes about
 //! - `unary.rs`: the same over single calls, for servers that have no such stream
@@ -81,6 +82,7 @@ impl Link {
             pending: Pending::default(),
             state,
             connection: Connection::None,
+            heard_at: Instant::now(),
             backoff: Backoff::new(),
             check: None,
         };
@@ -139,6 +141,8 @@ struct Task {
     pending: Pending,
     state: watch::Sender<LinkState>,
     connection: Connection,
+    /// When the node said something last.
+    heard_at: Instant,
     backoff: Backoff,
     /// Under way: a look whether another node leads, and the way to it.
     check: Option<BoxFuture<'static, Option<Connected>>>,
@@ -266,6 +270,7 @@ impl Task {
                     cluster_id: connected.cluster_id.clone(),
                     problem: None,
                 });
+                self.heard_at = Instant::now();
                 self.connection = Connection::Open(Box::new(connected));
                 for number in self.pending.unanswered() {
                     self.send(number);
@@ -292,6 +297,7 @@ impl Task {
     }
 
     fn answered(&mut self, answer: SessionAnswer) {
+        self.heard_at = Instant::now();
         let SessionAnswer { seq, answer } = answer;
         let Some(answer) = answer else { return };
         let Answer::Error(error) = answer else {
@@ -317,8 +323,14 @@ impl Task {
         if matches!(self.connection, Connection::Pausing(until) if until <= now) {
             self.connection = Connection::None;
         }
-        for number in self.pending.take_overdue(now) {
-            self.cancel(number);
+        let mut is_silent = false;
+        for overdue in self.pending.take_overdue(now) {
+            self.cancel(overdue.number);
+            is_silent |= overdue.sent_at.is_some_and(|sent_at| sent_at > self.heard_at);
+        }
+        // A process that stands still keeps its connections open; others may lead by now.
+        if is_silent && matches!(self.connection, Connection::Open(_)) {
+            self.broken("the node does not answer");
         }
         for number in self.pending.take_retries(now) {
             self.send(number);

@@ -40,7 +40,8 @@ pub(super) struct Waiting {
     /// A wait for a lock, until then: what is left of it is sent.
     wait_until: Option<Instant>,
     reply: Reply,
-    sent: bool,
+    /// When it was sent last, if it was.
+    sent_at: Option<Instant>,
     /// Not to be sent again before this.
     retry_at: Option<Instant>,
     backoff: Backoff,
@@ -57,8 +58,16 @@ impl Waiting {
             _ => None,
         };
         let backoff = Backoff::new();
-        Self { call, deadline, wait_until, reply, sent: false, retry_at: None, backoff, problem: None }
+        Self { call, deadline, wait_until, reply, sent_at: None, retry_at: None, backoff, problem: None }
     }
+}
+
+/// A call whose time is up.
+#[derive(Debug)]
+pub(super) struct Overdue {
+    pub(super) number: u64,
+    /// When it was sent last, if it was.
+    pub(super) sent_at: Option<Instant>,
 }
 
 /// Invariants:
@@ -93,7 +102,7 @@ impl Pending {
     /// The call as it is to be sent now, if it is not to wait.
     pub(super) fn call_to_send(&mut self, number: u64, now: Instant) -> Option<Call> {
         let waiting = self.calls.get_mut(&number).filter(|waiting| waiting.retry_at.is_none())?;
-        waiting.sent = true;
+        waiting.sent_at = Some(now);
         let mut call = waiting.call.clone();
         if let (Call::AcquireLock(acquire), Some(until)) = (&mut call, waiting.wait_until) {
             let left = until.saturating_duration_since(now).as_millis();
@@ -151,8 +160,8 @@ impl Pending {
         next.unwrap_or_else(|| Instant::now() + LONG)
     }
 
-    /// Answers those whose time is up, and gives their numbers.
-    pub(super) fn take_overdue(&mut self, now: Instant) -> Vec<u64> {
+    /// Answers those whose time is up, and tells of them.
+    pub(super) fn take_overdue(&mut self, now: Instant) -> Vec<Overdue> {
         let mut overdue = Vec::new();
         while let Some((deadline, number)) = self.deadlines.first().copied()
             && deadline <= now
@@ -160,10 +169,10 @@ impl Pending {
             let Some(waiting) = self.remove(number) else { break };
             let problem = match waiting.problem {
                 Some(error) => error,
-                None => Error::unavailable("no answer in time", waiting.sent),
+                None => Error::unavailable("no answer in time", waiting.sent_at.is_some()),
             };
             waiting.reply.give(Err(problem));
-            overdue.push(number);
+            overdue.push(Overdue { number, sent_at: waiting.sent_at });
         }
         overdue
     }
@@ -230,7 +239,8 @@ mod tests {
         let now = Instant::now();
         pending.insert(1, Waiting::new(acquire(0), now + Duration::from_secs(1), Reply::To(answer)));
         pending.retry(1, &ApiError::new(Reason::NoQuorum, "no majority"), now);
-        assert_eq!(pending.take_overdue(now + Duration::from_secs(1)), [1]);
+        let overdue = pending.take_overdue(now + Duration::from_secs(1));
+        assert!(matches!(overdue[..], [Overdue { number: 1, sent_at: None }]), "{overdue:?}");
         let error = receiver.try_recv().unwrap().unwrap_err();
         assert_eq!(error.reason(), Some(Reason::NoQuorum));
         assert!(pending.is_empty() && pending.retries.is_empty());
