@@ -1,5 +1,6 @@
 //! `dev`: a cluster of three nodes in one process, for trying things out. Nothing of it is kept.
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::ExitCode;
@@ -93,12 +94,31 @@ fn failed(error: StartError) -> Failure {
 }
 
 async fn start(folder: &Path, nodes: &mut Vec<RunningNode>) -> Result<(), StartError> {
-    let with_default_ports = default_ports_are_free();
+    if default_ports_are_free() {
+        match start_at(FIRST_PORTS, folder, nodes).await {
+            // Somebody was faster: another `lowkey dev`, say, that looked at the same moment.
+            Err(StartError::Io { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
+                let _ = timeout(STOP_WAIT, join_all(nodes.drain(..).map(RunningNode::stop))).await;
+                for number in 0..NODES {
+                    let _ = std::fs::remove_dir_all(folder.join(node_name(number)));
+                }
+            }
+            outcome => return outcome,
+        }
+    }
+    start_at([0; 3], folder, nodes).await
+}
+
+/// Starts the nodes at these ports and the ones that follow; at any that are free where they are 0.
+async fn start_at(
+    first_ports: [u16; 3],
+    folder: &Path,
+    nodes: &mut Vec<RunningNode>,
+) -> Result<(), StartError> {
     for number in 0..NODES {
-        let listen = FIRST_PORTS.map(|port| {
-            SocketAddr::from((Ipv4Addr::LOCALHOST, if with_default_ports { port + number } else { 0 }))
-        });
-        let name = format!("dev-{}", number + 1);
+        let listen = first_ports
+            .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, if port == 0 { 0 } else { port + number })));
+        let name = node_name(number);
         let config = Config {
             data_dir: folder.join(&name),
             node_name: NodeName::parse(&name).ok(),
@@ -117,6 +137,10 @@ async fn start(folder: &Path, nodes: &mut Vec<RunningNode>) -> Result<(), StartE
         nodes.push(lowkey_server::start(config).await?);
     }
     Ok(())
+}
+
+fn node_name(number: u16) -> String {
+    format!("dev-{}", number + 1)
 }
 
 /// All or none: addresses that are half as expected help nobody.
