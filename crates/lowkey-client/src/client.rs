@@ -188,6 +188,15 @@ impl Client {
     }
 
     /// Who holds a lock, and who waits for it.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// for holder in client.get("billing/nightly").await?.holders {
+    ///     println!("{} holds it with token {}", holder.owner_id, holder.fencing_token);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn get(&self, name: impl Into<String>) -> Result<GetLockResponse, Error> {
         let request = GetLockRequest { lock_name: name.into(), stale: false };
         match self.inner.link.call(Call::GetLock(request), self.inner.call_timeout).await? {
@@ -198,6 +207,15 @@ impl Client {
 
     /// All locks whose names begin with a prefix, by name, and the revision to watch from in order to miss
     /// nothing after this.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// let (locks, watch_from) = client.locks("billing/").await?;
+    /// println!("{} locks", locks.len());
+    /// let changes_since_then = client.watch_prefix("billing/").from(watch_from);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn locks(&self, prefix: impl Into<String>) -> Result<(Vec<GetLockResponse>, u64), Error> {
         let mut request = ListLocksRequest { prefix: prefix.into(), page_size: 1000, ..Default::default() };
         let (mut locks, mut watch_from) = (Vec::new(), None);
@@ -216,6 +234,15 @@ impl Client {
     }
 
     /// Whether a token is a current one of a lock.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client, token: u64) -> Result<(), lowkey_client::Error> {
+    /// if !client.check_token("billing/nightly", token).await?.current {
+    ///     println!("a later holder was here");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn check_token(
         &self,
         name: impl Into<String>,
@@ -257,6 +284,21 @@ impl Client {
     }
 
     /// Tells who leads an election: first now, then at every change, also that there is nobody.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// use futures::StreamExt as _;
+    ///
+    /// let mut observations = Box::pin(client.observe("scheduler"));
+    /// while let Some(observation) = observations.next().await {
+    ///     match observation?.leader {
+    ///         Some(leader) => println!("{} leads, at {}", leader.owner_id, leader.value),
+    ///         None => println!("nobody leads"),
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn observe(&self, election: &str) -> impl Stream<Item = Result<Observation, Error>> + Send + use<> {
         crate::watch::observe(Arc::clone(&self.inner), election.to_owned())
     }

@@ -39,6 +39,16 @@ pub struct DetachedLock {
 }
 
 /// What was granted, and to which lease.
+///
+/// ```no_run
+/// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+/// use std::time::Duration;
+///
+/// let grant = client.detached("deploy", Duration::from_secs(60)).acquire().await?;
+/// println!("{} {} {}", grant.name, grant.lease_id, grant.token);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detached {
     /// The lock.

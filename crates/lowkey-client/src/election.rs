@@ -42,6 +42,20 @@ impl Election {
     }
 
     /// The same, but not for longer than this.
+    ///
+    /// ```no_run
+    /// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let election = session.election("scheduler");
+    /// match election.campaign_for("http://10.0.0.1:4000", Duration::from_secs(5)).await {
+    ///     Ok(leadership) => leadership.resign().await?,
+    ///     Err(error) if error.is_busy() => println!("another leads"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn campaign_for(&self, value: impl Into<String>, time: Duration) -> Result<Leadership, Error> {
         let guard = self.session.lock(self.name.clone()).value(value).wait(time).await?;
         Ok(Leadership { session: self.session.clone(), guard })
@@ -49,6 +63,16 @@ impl Election {
 }
 
 /// A term of office. Ends when it is resigned, dropped, or lost.
+///
+/// ```no_run
+/// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
+/// let leadership = session.election("scheduler").campaign("http://10.0.0.1:4000").await?;
+/// println!("elected with token {}", leadership.token());
+/// leadership.proclaim("http://10.0.0.1:4001").await?;
+/// println!("no longer the leader: {}", leadership.lost().await);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the lead is given up when this is dropped"]
 pub struct Leadership {
     session: Session,

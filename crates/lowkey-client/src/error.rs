@@ -9,12 +9,36 @@ use crate::session::LossCause;
 /// Why there is no good answer.
 ///
 /// Decide by [`Error::kind`], [`Error::is_retryable`] and [`Error::outcome_unknown`], never by the text.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use lowkey_client::{Client, ErrorKind};
+///
+/// let error = Client::connect(["nowhere"]).await.expect_err("that is no URL");
+/// assert!(matches!(error.kind(), ErrorKind::Invalid(_)));
+/// assert!(!error.is_retryable() && !error.outcome_unknown());
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
 }
 
 /// What went wrong.
+///
+/// ```
+/// use lowkey_client::{Error, ErrorKind};
+///
+/// fn advice(error: &Error) -> &str {
+///     match error.kind() {
+///         ErrorKind::LockHeld(_) | ErrorKind::WaitTimeout(_) => "somebody else has it",
+///         ErrorKind::SessionLost(_) => "stop, and begin with a new session",
+///         _ if error.outcome_unknown() => "look whether it happened",
+///         _ => "see what it says",
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -47,6 +71,14 @@ pub enum ErrorKind {
 }
 
 /// Who holds a lock that you do not get.
+///
+/// ```
+/// use lowkey_client::{Error, HeldBy};
+///
+/// fn holder(error: &Error) -> Option<(&str, u64)> {
+///     error.held_by().map(|held_by: &HeldBy| (held_by.owner.as_str(), held_by.fencing_token))
+/// }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldBy {
     /// What is held: the lock itself, a subtree above it, or something below it.
@@ -188,6 +220,14 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// The lock was lost while work went on under it.
+///
+/// ```no_run
+/// # async fn example(guard: lowkey_client::LockGuard) {
+/// if let Err(lost) = guard.run(async { /* the work */ }).await {
+///     println!("{}: writes with token {} may be refused from now on", lost.name, lost.fencing_token);
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The lock.

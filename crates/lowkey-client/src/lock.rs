@@ -24,6 +24,18 @@ use crate::session::{LossCause, Session, lost};
 use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
 /// A lock that is to be acquired. Made by [`Session::lock`].
+///
+/// ```no_run
+/// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
+/// use std::time::Duration;
+///
+/// // A name alone, for as long as it takes.
+/// let nightly = session.lock("billing/nightly").acquire().await?;
+/// // The name and all below it, together with other readers, within five seconds.
+/// let reports = session.lock("reports").shared().subtree().wait(Duration::from_secs(5)).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is acquired before acquire(), try_acquire() or wait() is awaited"]
 pub struct Lock {
@@ -52,6 +64,17 @@ impl Lock {
 
     /// Acquires it if it is free now; otherwise an error for which [`Error::is_busy`] is true, and which
     /// says who holds it.
+    ///
+    /// ```no_run
+    /// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
+    /// match session.lock("billing/nightly").try_acquire().await {
+    ///     Ok(guard) => println!("mine, with token {}", guard.token()),
+    ///     Err(error) if error.is_busy() => println!("not now: {error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn try_acquire(&self) -> Result<LockGuard, Error> {
         self.session.check()?;
         let Some(turn) = self.session.try_enter(&self.wish.name) else {
@@ -158,6 +181,19 @@ impl Drop for Asked<'_> {
 /// so that whatever is protected can refuse one that comes too late.
 ///
 /// Dropping the guard releases the lock in the background.
+///
+/// ```no_run
+/// # async fn example(guard: lowkey_client::LockGuard) -> Result<(), lowkey_client::Error> {
+/// for page in 1..=3 {
+///     if !guard.is_held() {
+///         break;
+///     }
+///     println!("writing page {page} with token {}", guard.token());
+/// }
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
     client: Arc<Inner>,
@@ -229,6 +265,16 @@ impl LockGuard {
     }
 
     /// A token that is cancelled when the lock is lost, to be passed on to whoever works under it.
+    ///
+    /// ```no_run
+    /// # async fn example(guard: lowkey_client::LockGuard) {
+    /// let is_lost = guard.cancellation_token();
+    /// tokio::spawn(async move {
+    ///     is_lost.cancelled().await;
+    ///     println!("whatever is not written yet stays unwritten");
+    /// });
+    /// # }
+    /// ```
     pub fn cancellation_token(&self) -> CancellationToken {
         self.presence.lost().child_token()
     }

@@ -17,6 +17,18 @@ use crate::lock::Lock;
 use crate::random;
 
 /// How a session stands, by this client's own clock.
+///
+/// ```no_run
+/// # fn example(session: lowkey_client::Session) {
+/// use lowkey_client::SessionStatus;
+///
+/// match session.status() {
+///     SessionStatus::Held => println!("all is well"),
+///     SessionStatus::InJeopardy => println!("to be lost in {:?}", session.remaining()),
+///     SessionStatus::Lost(cause) => println!("lost: {cause}"),
+/// }
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStatus {
     /// All is well.
@@ -28,6 +40,12 @@ pub enum SessionStatus {
 }
 
 /// Why a session is over.
+///
+/// ```
+/// use lowkey_client::LossCause;
+///
+/// assert_eq!(LossCause::Expired.to_string(), "no renewal was acknowledged in time");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossCause {
@@ -119,6 +137,12 @@ impl Session {
     }
 
     /// Resolves when the session is lost, with the cause.
+    ///
+    /// ```no_run
+    /// # async fn example(session: lowkey_client::Session) {
+    /// println!("stop everything: {}", session.lost().await);
+    /// # }
+    /// ```
     pub async fn lost(&self) -> LossCause {
         lost(&self.shared.presence).await
     }

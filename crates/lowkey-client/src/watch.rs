@@ -31,6 +31,22 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 ///
 /// It goes on by itself after a lost connection, at whichever node answers, where it stopped. An error ends
 /// it: `COMPACTED`, if what happened meanwhile is no longer kept, or a refusal of what was asked for.
+///
+/// ```no_run
+/// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+/// use futures::StreamExt as _;
+/// use lowkey_client::Position;
+///
+/// // Where an earlier watch stopped: nothing is told twice, and nothing is left out.
+/// let seen = Position { revision: 812, ordinal: 0 };
+/// let mut watch = client.watch_prefix("billing/").after(seen);
+/// while let Some(event) = watch.next().await {
+///     let event = event?;
+///     println!("{:?} {} by {}", event.r#type(), event.name, event.owner);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Watch {
     inner: Arc<Inner>,
     request: WatchRequest,
@@ -167,6 +183,16 @@ fn is_for_good(error: &Error) -> bool {
 }
 
 /// Who leads an election, from some moment on.
+///
+/// ```
+/// use lowkey_client::Observation;
+///
+/// fn address(observation: &Observation) -> Option<&str> {
+///     observation.leader.as_ref().map(|leader| leader.value.as_str())
+/// }
+///
+/// assert_eq!(address(&Observation { leader: None, revision: 7 }), None);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observation {
     /// Who leads; nobody if it is not there.
