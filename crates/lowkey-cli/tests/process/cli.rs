@@ -141,6 +141,16 @@ impl Running {
         Done { code: status.code(), stdout: self.stdout.finish(), stderr: self.stderr.finish() }
     }
 
+    /// What it has printed so far.
+    pub(crate) fn printed(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// What it has written to standard error so far.
+    pub(crate) fn complained(&self) -> String {
+        self.stderr.text()
+    }
+
     /// Waits until it has printed so many lines.
     pub(crate) fn wait_for_lines(&self, count: usize) {
         eventually(&format!("{count} lines are printed"), || {

@@ -19,6 +19,7 @@ mod kill_and_restart;
 mod limits;
 mod pause;
 mod quick_start;
+mod readme;
 mod running;
 mod scopes;
 mod sdk;
