@@ -106,6 +106,7 @@ pub struct Replica {
     pub(crate) unproposed_cancels: Vec<Ticket>,
     /// Term and role as of the last step; a change of either is acted on at once.
     standing: (u64, StateRole),
+    pub(crate) expired_leases: u64,
     last_tick: Option<Nanos>,
     /// The lead is to be handed over, and nobody could take it yet: for a moment after each check of
     /// the quorum no peer counts as active.
@@ -156,6 +157,7 @@ impl Replica {
             renewals_in_doubt: BTreeMap::new(),
             unproposed_ends: Vec::new(),
             unproposed_cancels: Vec::new(),
+            expired_leases: 0,
             last_tick: None,
             hand_over_wanted: false,
             disk: DiskRoom::Ample,
@@ -603,7 +605,10 @@ impl Replica {
                     self.leases.insert(now, lease, ttl);
                 }
                 Event::LeaseStarted { .. } => {}
-                Event::LeaseEnded { lease } => self.lease_ended(lease),
+                Event::LeaseEnded { lease } => {
+                    self.expired_leases += u64::from(matches!(command, Command::Expire { .. }));
+                    self.lease_ended(lease);
+                }
                 Event::Changed(change) => changes.push(change),
                 Event::WaitEnded { ticket, end } => self.wait_ended(now, ticket, end),
             }

@@ -28,6 +28,8 @@ pub struct Status {
     pub locks: usize,
     /// How many places in queues there are.
     pub waiters: usize,
+    /// How many leases have run out since this replica came to life.
+    pub expired_leases: u64,
     /// The highest token granted.
     pub last_token: Token,
     /// The registered nodes, by id.
@@ -84,6 +86,7 @@ impl Replica {
             leases: self.state.leases().len(),
             locks: self.state.lock_count(),
             waiters: self.state.waits().len(),
+            expired_leases: self.expired_leases,
             last_token: self.state.last_token(),
             members: members.collect(),
         }

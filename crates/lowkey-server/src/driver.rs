@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lowkey_replica::{
     CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status, Turn,
@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::error::StartError;
 use crate::housekeeper::{Job, Jobs, Report};
 use crate::inbox::{Answer, Asked, Batch, Event, Inbox};
+use crate::metrics::ReplicaMetrics;
 use crate::peers::Links;
 use crate::storage::{SnapshotFiles, wal_record};
 use crate::view::View;
@@ -46,6 +47,7 @@ pub(crate) struct Driver {
     pub(crate) links: Links,
     pub(crate) view: Arc<View>,
     pub(crate) feed: HubFeed,
+    pub(crate) metrics: ReplicaMetrics,
 }
 
 struct Running {
@@ -106,7 +108,14 @@ impl Running {
     fn take_in(&mut self, batch: Batch) -> bool {
         for event in batch.events {
             match event {
-                Event::Replica(input) => self.step(input),
+                Event::Replica(input) => {
+                    match input {
+                        Input::SnapshotSaved { .. } => _ = self.driver.metrics.snapshots_saved.inc(),
+                        Input::SnapshotFailed => _ = self.driver.metrics.snapshots_failed.inc(),
+                        _ => {}
+                    }
+                    self.step(input);
+                }
                 Event::CallerGone(call) => {
                     if self.calls.remove(&call).is_some() {
                         self.step(Input::CallerGone(call));
@@ -161,6 +170,7 @@ impl Running {
         let late_nanos = now.since(self.next_tick);
         if late_nanos > STALL_NANOS {
             let stalled_ms = late_nanos / MILLISECOND;
+            self.driver.metrics.stalled(Duration::from_nanos(late_nanos));
             tracing::warn!(stalled_ms, "this node stood still; if it leads, leases are given the time back");
         }
         // Missed ticks are not made up for.
@@ -190,6 +200,7 @@ impl Running {
             };
         if room != self.room {
             self.room = room;
+            self.driver.metrics.disk_room(room);
             match room {
                 DiskRoom::Ample => {
                     tracing::info!("the disk has room again: new leases and locks are granted")
@@ -237,7 +248,11 @@ impl Running {
                 error => return Err(error.into()),
             }
         }
-        Ok(self.driver.wal.sync()?)
+        let started = Instant::now();
+        self.driver.wal.sync()?;
+        self.driver.metrics.log_sync_duration.observe(started.elapsed().as_secs_f64());
+        self.driver.metrics.log_batch_records.observe(records.len() as f64);
+        Ok(())
     }
 
     fn carry_out(&mut self, output: Output) {
@@ -245,6 +260,7 @@ impl Running {
         if let Some(index) = output.history_lost {
             self.driver.feed.reset(index);
         }
+        self.driver.metrics.applied_entries.inc_by(output.changes.len() as u64);
         for (revision, changes) in output.changes {
             self.driver.feed.applied(revision, changes);
         }
@@ -266,6 +282,7 @@ impl Running {
             return;
         }
         if (before.term, before.role, before.leader) != (status.term, status.role, status.leader) {
+            self.driver.metrics.standing_changed(&before, &status);
             match status.role {
                 Role::Leader => tracing::info!(term = status.term, "this node leads"),
                 Role::Follower => {

@@ -113,6 +113,17 @@ impl Inbox {
         call
     }
 
+    /// How much waits in each lane, by its name.
+    pub(crate) fn depths(&self) -> [(&'static str, usize); 4] {
+        let lanes = self.lanes();
+        [
+            ("events", lanes.events.len()),
+            ("messages", lanes.messages.len()),
+            ("keeping", lanes.keeping.len()),
+            ("wanting", lanes.wanting.len()),
+        ]
+    }
+
     /// Waits until there is something to take in, or until the deadline.
     pub(crate) fn take(&self, deadline: Instant) -> Batch {
         let mut lanes = self.lanes();

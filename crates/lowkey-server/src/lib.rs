@@ -3,7 +3,7 @@
 //! A request's way: [`edge`] decodes it, `service` finds the leader, `inbox` takes it to the one
 //! thread of `driver`, which drives the replica, the log and the answers; `peers` carries messages
 //! and forwarded requests between nodes; `watch` tells whoever watches what happened; `storage` is the
-//! data directory, `housekeeper` does slow work on it; [`start`] puts them together.
+//! data directory, `housekeeper` does slow work on it; `metrics` counts; [`start`] puts them together.
 //!
 //! Deliberately absent: any decision about leases and locks. What is granted is the replica's to say.
 
@@ -15,6 +15,7 @@ mod error;
 mod housekeeper;
 mod inbox;
 mod join;
+mod metrics;
 mod node;
 mod operation;
 mod peers;
@@ -25,6 +26,7 @@ mod watch;
 
 pub use config::Config;
 pub use error::StartError;
+pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 pub use node::{About, RunningNode, start};
 
 /// Random bytes from the operating system.

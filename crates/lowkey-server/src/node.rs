@@ -20,6 +20,7 @@ use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
 use crate::error::StartError;
 use crate::inbox::{Event, Inbox};
 use crate::join;
+use crate::metrics::{Metrics, Observed, ReplicaMetrics};
 use crate::operation::parse_address;
 use crate::peers::{self, Forwarders, Hello, Links};
 use crate::service::Service;
@@ -202,6 +203,9 @@ fn run(
     let jobs = housekeeper::start(directory.path.clone(), snapshot_files.clone(), Arc::clone(&inbox))
         .map_err(|source| StartError::Io { doing: "cannot start a thread".into(), source })?;
     let links = Links::new(Arc::clone(&hello), Arc::clone(&inbox), runtime, forwarders.clone());
+    let replica_metrics = ReplicaMetrics::new();
+    let observed = Observed { view: Arc::clone(&view), inbox: Arc::clone(&inbox), hub: hub.clone() };
+    let metrics = Metrics::new(&replica_metrics, observed);
     let ended = driver::start(Driver {
         replica,
         wal: opened.wal,
@@ -212,6 +216,7 @@ fn run(
         jobs,
         links,
         view: Arc::clone(&view),
+        metrics: replica_metrics,
     })?;
     let service = Arc::new(Service {
         node_name: info.name.to_string(),
@@ -220,6 +225,7 @@ fn run(
         inbox,
         forwarders,
         hub,
+        metrics,
         stopping,
         parting: watch::Sender::new(false),
     });

@@ -32,6 +32,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::edge::stopped;
 use crate::inbox::{Event, Inbox};
+use crate::metrics::Metrics;
 use crate::operation::{Operation, failure, outcome_unknown, place_kept};
 use crate::peers::proto::ReadRevisionRequest;
 use crate::peers::proto::forward_reply::Outcome;
@@ -58,6 +59,7 @@ pub(crate) struct Service {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) forwarders: Forwarders,
     pub(crate) hub: Hub,
+    pub(crate) metrics: Metrics,
     /// True once the node was told to stop: streams of clients end.
     pub(crate) stopping: watch::Sender<bool>,
     /// True once nothing is under way for clients any more: streams of peers end.
@@ -74,7 +76,15 @@ enum Attempt<R> {
 }
 
 impl Service {
-    async fn call<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
+    async fn call<O: Operation>(&self, operation: O) -> Result<O::Response, ApiError> {
+        let rpc = if operation.wait().is_zero() { O::NAME } else { O::NAME_WAITING };
+        let timed = self.metrics.begin(rpc);
+        let outcome = self.answer_client(operation).await;
+        timed.end(&outcome);
+        outcome
+    }
+
+    async fn answer_client<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
         operation.name_request(new_request_id);
         // Whatever is wrong with it is found here, before anyone else is bothered.
         let request =
@@ -167,6 +177,7 @@ impl Service {
         let Some(mut passed_on) = PassedOn::send(forwarder, O::NUMBER, operation.encode_to_vec()) else {
             return Attempt::Again;
         };
+        self.metrics.passed_on.inc();
         let outcome = tokio::select! {
             outcome = passed_on.answer() => outcome,
             () = no_longer_leads(leader, leadership) => Err(ForwardError::Lost),

@@ -141,6 +141,9 @@ pub trait Node: Send + Sync + 'static {
     /// Whether the node can serve requests, or why not. Never blocks.
     fn ready(&self) -> Result<(), String>;
 
+    /// What the node counts about itself: [`crate::METRICS_CONTENT_TYPE`] says in which form. Never blocks.
+    fn metrics(&self) -> String;
+
     /// The cluster's id, once the node is in one.
     fn cluster_id(&self) -> Option<String>;
 

@@ -10,6 +10,7 @@ use super::{Operation, unexpected, with_request_id};
 
 impl Operation for AddPeerRequest {
     type Response = AddPeerResponse;
+    const NAME: &'static str = "AddPeer";
     const NUMBER: u32 = 7;
     const CHANGES: bool = true;
     with_request_id!();

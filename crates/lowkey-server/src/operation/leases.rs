@@ -12,6 +12,7 @@ use super::{Operation, lease_id, unexpected, with_request_id};
 
 impl Operation for CreateLeaseRequest {
     type Response = CreateLeaseResponse;
+    const NAME: &'static str = "CreateLease";
     const NUMBER: u32 = 1;
     const CHANGES: bool = true;
     with_request_id!();
@@ -36,6 +37,7 @@ impl Operation for CreateLeaseRequest {
 
 impl Operation for RenewLeaseRequest {
     type Response = RenewLeaseResponse;
+    const NAME: &'static str = "RenewLease";
     const NUMBER: u32 = 2;
     const CHANGES: bool = false;
 
@@ -53,6 +55,7 @@ impl Operation for RenewLeaseRequest {
 
 impl Operation for RevokeLeaseRequest {
     type Response = RevokeLeaseResponse;
+    const NAME: &'static str = "RevokeLease";
     const NUMBER: u32 = 3;
     const CHANGES: bool = true;
     with_request_id!();

@@ -17,6 +17,8 @@ use super::{Operation, lease_id, unexpected, with_request_id};
 
 impl Operation for AcquireLockRequest {
     type Response = AcquireLockResponse;
+    const NAME: &'static str = "AcquireLock";
+    const NAME_WAITING: &'static str = "AcquireLockWaiting";
     const NUMBER: u32 = 4;
     const CHANGES: bool = true;
     with_request_id!();
@@ -102,6 +104,7 @@ fn given_token(fencing_token: u64) -> Option<Token> {
 
 impl Operation for ReleaseLockRequest {
     type Response = ReleaseLockResponse;
+    const NAME: &'static str = "ReleaseLock";
     const NUMBER: u32 = 5;
     const CHANGES: bool = true;
     with_request_id!();
@@ -139,6 +142,7 @@ impl Operation for ReleaseLockRequest {
 
 impl Operation for ProclaimRequest {
     type Response = ProclaimResponse;
+    const NAME: &'static str = "Proclaim";
     const NUMBER: u32 = 10;
     const CHANGES: bool = true;
     with_request_id!();

@@ -27,6 +27,10 @@ pub(crate) use reads::{mode, scope};
 pub(crate) trait Operation: prost::Message + Default + Clone {
     /// What its caller gets.
     type Response: prost::Message + Default;
+    /// Its name, as it is counted.
+    const NAME: &'static str;
+    /// Its name if it may wait for its turn: that takes as long as it takes.
+    const NAME_WAITING: &'static str = Self::NAME;
     /// Its number between nodes; never reused.
     const NUMBER: u32;
     /// It changes the state: if its outcome is not known, doing it again is not harmless.

@@ -18,6 +18,7 @@ const PAGE_SIZE_MAX: u32 = 1_000;
 
 impl Operation for GetLockRequest {
     type Response = GetLockResponse;
+    const NAME: &'static str = "GetLock";
     const NUMBER: u32 = 6;
     const CHANGES: bool = false;
 
@@ -35,6 +36,7 @@ impl Operation for GetLockRequest {
 
 impl Operation for ListLocksRequest {
     type Response = ListLocksResponse;
+    const NAME: &'static str = "ListLocks";
     const NUMBER: u32 = 8;
     const CHANGES: bool = false;
 
@@ -75,6 +77,7 @@ impl Operation for ListLocksRequest {
 
 impl Operation for CheckTokenRequest {
     type Response = CheckTokenResponse;
+    const NAME: &'static str = "CheckToken";
     const NUMBER: u32 = 9;
     const CHANGES: bool = false;
 
@@ -102,6 +105,7 @@ impl Operation for CheckTokenRequest {
 /// node knows.
 impl Operation for ReadRevisionRequest {
     type Response = ReadRevisionResponse;
+    const NAME: &'static str = "ReadRevision";
     const NUMBER: u32 = 11;
     const CHANGES: bool = false;
 

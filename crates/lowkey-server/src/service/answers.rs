@@ -151,6 +151,10 @@ impl Node for Service {
         }
     }
 
+    fn metrics(&self) -> String {
+        self.metrics.encode()
+    }
+
     fn cluster_id(&self) -> Option<String> {
         Some(self.hello.cluster.to_string())
     }

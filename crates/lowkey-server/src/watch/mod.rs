@@ -215,6 +215,13 @@ impl Hub {
     }
 }
 
+impl Hub {
+    /// How many streams there are.
+    pub(crate) fn open_streams(&self) -> usize {
+        self.shared.streams_max.saturating_sub(self.shared.streams.available_permits())
+    }
+}
+
 /// Where the replica thread tells what happened. It never waits.
 pub(crate) struct HubFeed {
     sender: mpsc::UnboundedSender<Fed>,

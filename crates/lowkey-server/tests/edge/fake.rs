@@ -269,6 +269,10 @@ impl Node for FakeNode {
         if self.ready.load(Ordering::SeqCst) { Ok(()) } else { Err("there is no leader".into()) }
     }
 
+    fn metrics(&self) -> String {
+        "# EOF\n".into()
+    }
+
     fn cluster_id(&self) -> Option<String> {
         Some(CLUSTER_ID.into())
     }

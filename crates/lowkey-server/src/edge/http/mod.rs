@@ -54,6 +54,7 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Route
         .route("/v1/cluster/peers", post(add_peer::<N>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<N>))
+        .route("/metrics", get(metrics::<N>))
         .fallback(no_such_route)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(grpc_address.into(), no_grpc))
@@ -130,6 +131,10 @@ async fn readyz<N: Node>(State(node): State<Arc<N>>) -> Response {
         Ok(()) => "ok\n".into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response(),
     }
+}
+
+async fn metrics<N: Node>(State(node): State<Arc<N>>) -> Response {
+    ([(header::CONTENT_TYPE, crate::METRICS_CONTENT_TYPE)], node.metrics()).into_response()
 }
 
 async fn no_such_route(request: Request) -> Response {

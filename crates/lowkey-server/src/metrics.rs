@@ -1,0 +1,338 @@
+//! What a node counts about itself, in the form that Prometheus reads.
+//!
+//! Some things are counted where they happen: requests by the service, turns of the log by the replica
+//! thread. The rest is looked up when somebody asks ([`Observed`]), and costs nothing until then. No label
+//! has values that grow with the data: there is one for each kind of request, of answer, and of member.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lowkey_api::ApiError;
+use lowkey_replica::{DiskRoom, Role, Status};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric as _, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::inbox::Inbox;
+use crate::view::View;
+use crate::watch::Hub;
+
+/// What the answer of `/metrics` is, as HTTP names it.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All that a node counts.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    request_duration: Family<RpcLabel, Histogram, fn() -> Histogram>,
+    /// Requests that this node passed on to the leader.
+    pub(crate) passed_on: Counter,
+}
+
+/// What the replica thread counts.
+#[derive(Clone)]
+pub(crate) struct ReplicaMetrics {
+    pub(crate) applied_entries: Counter,
+    pub(crate) log_sync_duration: Histogram,
+    pub(crate) log_batch_records: Histogram,
+    pub(crate) snapshots_saved: Counter,
+    pub(crate) snapshots_failed: Counter,
+    elections_won: Counter,
+    leader_changes: Counter,
+    stalls: Counter,
+    stalled_seconds: Counter<f64, std::sync::atomic::AtomicU64>,
+    disk_room: Gauge,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    rpc: &'static str,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RpcLabel {
+    rpc: &'static str,
+}
+
+/// From a tenth of a millisecond to some seconds.
+fn durations() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_1, 2.0, 17))
+}
+
+impl ReplicaMetrics {
+    pub(crate) fn new() -> Self {
+        let metrics = Self {
+            applied_entries: Counter::default(),
+            log_sync_duration: durations(),
+            log_batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 13)),
+            snapshots_saved: Counter::default(),
+            snapshots_failed: Counter::default(),
+            elections_won: Counter::default(),
+            leader_changes: Counter::default(),
+            stalls: Counter::default(),
+            stalled_seconds: Counter::default(),
+            disk_room: Gauge::default(),
+        };
+        metrics.disk_room(DiskRoom::Ample);
+        metrics
+    }
+
+    /// The thread came back after it could not run for so long.
+    pub(crate) fn stalled(&self, time: Duration) {
+        self.stalls.inc();
+        self.stalled_seconds.inc_by(time.as_secs_f64());
+    }
+
+    pub(crate) fn standing_changed(&self, before: &Status, now: &Status) {
+        if now.role == Role::Leader && before.role != Role::Leader {
+            self.elections_won.inc();
+        }
+        if now.leader.is_some() && (before.leader, before.term) != (now.leader, now.term) {
+            self.leader_changes.inc();
+        }
+    }
+
+    pub(crate) fn disk_room(&self, room: DiskRoom) {
+        self.disk_room.set(match room {
+            DiskRoom::Exhausted => 0,
+            DiskRoom::Reserve => 1,
+            DiskRoom::Ample => 2,
+        });
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "applied_entries",
+            "Entries of the log that were applied since the start",
+            self.applied_entries.clone(),
+        );
+        registry.register_with_unit(
+            "log_sync_duration",
+            "How long it took until a batch of the log was on disk",
+            Unit::Seconds,
+            self.log_sync_duration.clone(),
+        );
+        registry.register(
+            "log_batch_records",
+            "Records that were written to the log together",
+            self.log_batch_records.clone(),
+        );
+        registry.register("snapshots_saved", "Snapshots that were written", self.snapshots_saved.clone());
+        registry.register(
+            "snapshots_failed",
+            "Snapshots that could not be written",
+            self.snapshots_failed.clone(),
+        );
+        registry.register(
+            "elections_won",
+            "How often this node became leader since the start",
+            self.elections_won.clone(),
+        );
+        registry.register(
+            "leader_changes",
+            "How often another leader, or the same in another term, became known",
+            self.leader_changes.clone(),
+        );
+        registry.register(
+            "stalls",
+            "How often the replica thread could not run for more than 250 ms",
+            self.stalls.clone(),
+        );
+        registry.register_with_unit(
+            "stalled",
+            "How long that was in all",
+            Unit::Seconds,
+            self.stalled_seconds.clone(),
+        );
+        registry.register(
+            "disk_room",
+            "Room for the log: 2 enough, 1 full (no new leases and locks), 0 full to the last byte",
+            self.disk_room.clone(),
+        );
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new(replica: &ReplicaMetrics, observed: Observed) -> Self {
+        let mut registry = Registry::with_prefix("lowkey");
+        let requests = Family::default();
+        registry.register(
+            "requests",
+            "Requests of clients, by kind and by what came of them",
+            requests.clone(),
+        );
+        let request_duration = Family::new_with_constructor(durations as fn() -> Histogram);
+        registry.register_with_unit(
+            "request_duration",
+            "How long requests of clients took; those that may wait for a lock are kinds of their own",
+            Unit::Seconds,
+            request_duration.clone(),
+        );
+        let passed_on = Counter::default();
+        registry.register("requests_passed_on", "Requests that went on to the leader", passed_on.clone());
+        registry.register("build", "The version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        replica.register(&mut registry);
+        registry.register_collector(Box::new(observed));
+        Self { registry, requests, request_duration, passed_on }
+    }
+
+    /// Begins to time a request.
+    pub(crate) fn begin(&self, rpc: &'static str) -> Timed<'_> {
+        Timed { metrics: self, rpc, started: Instant::now(), result: "CALLER_GONE" }
+    }
+
+    /// All of it, as text.
+    pub(crate) fn encode(&self) -> String {
+        let mut text = String::new();
+        match text::encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            // Writing to a text cannot fail, and nothing else here can.
+            Err(fmt::Error) => String::new(),
+        }
+    }
+}
+
+/// A request that is being timed: counted when this is dropped, whatever came of it.
+pub(crate) struct Timed<'a> {
+    metrics: &'a Metrics,
+    rpc: &'static str,
+    started: Instant,
+    result: &'static str,
+}
+
+impl Timed<'_> {
+    pub(crate) fn end<T>(mut self, outcome: &Result<T, ApiError>) {
+        self.result = match outcome {
+            Ok(_) => "OK",
+            Err(error) => error.reason.as_str(),
+        };
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        let (rpc, result) = (self.rpc, self.result);
+        self.metrics.requests.get_or_create(&RequestLabels { rpc, result }).inc();
+        let duration = self.metrics.request_duration.get_or_create(&RpcLabel { rpc });
+        duration.observe(self.started.elapsed().as_secs_f64());
+    }
+}
+
+/// What is looked up when somebody asks.
+pub(crate) struct Observed {
+    pub(crate) view: Arc<View>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) hub: Hub,
+}
+
+impl fmt::Debug for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").finish_non_exhaustive()
+    }
+}
+
+impl Collector for Observed {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let encoder = &mut encoder;
+        let status = self.view.status();
+        let leads = status.role == Role::Leader;
+        gauge(encoder, "is_leader", "1 if this node leads", i64::from(leads))?;
+        gauge(encoder, "has_leader", "1 if this node knows a leader", i64::from(status.leader.is_some()))?;
+        gauge(encoder, "is_serving", "1 if this node leads and may touch leases", i64::from(status.serving))?;
+        gauge(encoder, "term", "The present term; each new one is an election", status.term)?;
+        gauge(encoder, "applied_index", "The last entry that is applied here", status.applied)?;
+        gauge(encoder, "committed_index", "The last entry known to be committed", status.committed)?;
+        gauge(encoder, "leases", "Leases that exist", status.leases as u64)?;
+        gauge(encoder, "locks", "Locks that are held or waited for", status.locks as u64)?;
+        gauge(encoder, "waiters", "Places in queues of locks", status.waiters as u64)?;
+        gauge(encoder, "fencing_token", "The highest token that was granted", status.last_token.0)?;
+        counter(encoder, "leases_expired", "Leases that ran out since the start", status.expired_leases)?;
+        gauge(encoder, "members", "Nodes that belong to the cluster", status.members.len() as u64)?;
+        let voters = status.members.iter().filter(|member| member.voter).count();
+        gauge(encoder, "voters", "Nodes that count for the majority", voters as u64)?;
+        gauge(encoder, "watch_streams", "Watches and observed elections", self.hub.open_streams() as u64)?;
+        self.encode_members(encoder, &status)?;
+        self.encode_inbox(encoder)?;
+        encode_process(encoder)
+    }
+}
+
+impl Observed {
+    /// As the leader sees them; nothing elsewhere.
+    fn encode_members(&self, encoder: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
+        let seen = || {
+            let members = status.members.iter().filter(|member| member.member != status.member);
+            members.filter_map(|member| Some((member.member.to_string(), member.progress?)))
+        };
+        if seen().next().is_none() {
+            return Ok(());
+        }
+        let lag = seen().map(|(member, (lag, _))| (member, lag));
+        family(encoder, ("member_lag_entries", "Entries that a member lacks"), "member", lag)?;
+        let reachable = seen().map(|(member, (_, reachable))| (member, u64::from(reachable)));
+        family(encoder, ("member_reachable", "1 if a member answers"), "member", reachable)
+    }
+
+    fn encode_inbox(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let depths = self.inbox.depths().map(|(lane, depth)| (lane.to_owned(), depth as u64));
+        let about = ("inbox_depth", "What waits for the replica thread");
+        family(encoder, about, "lane", depths.into_iter())
+    }
+}
+
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeGaugeValue,
+) -> fmt::Result {
+    let gauge = ConstGauge::new(value);
+    gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
+}
+
+fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let counter = ConstCounter::new(value);
+    counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)
+}
+
+fn family(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    label: &'static str,
+    values: impl Iterator<Item = (String, u64)>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (of, value) in values {
+        let labels = [(label, of)];
+        ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+/// The process, as far as the system tells: left out where it does not.
+fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    if let Some(bytes) = resident_bytes() {
+        gauge(encoder, "process_resident_memory_bytes", "Memory of the process", bytes)?;
+    }
+    if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
+        let help = "Files and connections that the process has open";
+        gauge(encoder, "process_open_fds", help, files.count() as u64)?;
+    }
+    Ok(())
+}
+
+fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
