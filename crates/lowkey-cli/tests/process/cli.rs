@@ -10,6 +10,19 @@ use serde_json::Value;
 
 use crate::harness::{Cluster, Node, eventually};
 
+/// The binary.
+pub(crate) fn lowkey() -> Command {
+    with_default_signals(env!("CARGO_BIN_EXE_lowkey"))
+}
+
+/// A program with every signal as it is by default: tests that run in the background have been told to
+/// ignore interrupts, and would pass that on.
+pub(crate) fn with_default_signals(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", program]);
+    command
+}
+
 /// Where commands find the service.
 #[derive(Clone)]
 pub(crate) struct Service {
@@ -33,7 +46,7 @@ impl Service {
 
     /// A command that is not started yet.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+        let mut command = lowkey();
         command.args(words).env("LOWKEY_ENDPOINTS", &self.endpoints).stdin(Stdio::null());
         command
     }

@@ -1,14 +1,14 @@
 //! Every command beside `run`: what it prints, as text and as JSON, and how it ends.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::cli::{Running, Service};
+use crate::cli::{Running, Service, lowkey};
 use crate::harness::{Node, Ports, eventually};
 
 fn one_node() -> (TempDir, Node, Service) {
@@ -216,7 +216,7 @@ fn a_server_that_goes_away_in_the_middle_ends_a_command_with_one_line() {
 #[test]
 fn where_the_endpoints_are_does_not_start_a_server() {
     for variable in ["LOWKEY_ENDPOINTS", "LOWKEY_LOCK", "LOWKEY_TOKEN"] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+        let mut command = lowkey();
         let done = Running::start(command.env(variable, "http://127.0.0.1:1")).done();
         assert_eq!(done.code, Some(64));
         assert!(done.stderr.contains("Usage: lowkey <COMMAND>"), "{done:?}");
@@ -248,7 +248,7 @@ fn a_reader_that_stops_reading_is_no_failure() {
 #[test]
 fn a_development_cluster_serves_every_command_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+    let mut command = lowkey();
     command
         .args(["dev", "--json"])
         .env("TMPDIR", folder.path())

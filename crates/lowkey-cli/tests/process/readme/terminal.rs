@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Signal, kill_process_group};
 use tempfile::TempDir;
 
-use crate::cli::{Done, Running};
+use crate::cli::{Done, Running, with_default_signals};
 use crate::harness::eventually;
 
 /// Which `curl` answers to that name.
@@ -81,7 +81,7 @@ impl Terminal {
         let path = std::env::var("PATH").unwrap();
         // Ctrl-C ends what was typed, and not the shell: its status is that of what was typed.
         let script = format!("trap : INT\n{text}");
-        let mut shell = Command::new("sh");
+        let mut shell = with_default_signals("sh");
         shell
             .args(["-ec", &script])
             .current_dir(self.path("work"))
