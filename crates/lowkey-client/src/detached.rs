@@ -151,7 +151,7 @@ impl DetachedLock {
             }
             Ok(_) => Err(Error::unavailable("an answer to another question", true)),
             Err(error) => {
-                if !error.outcome_unknown() {
+                if !error.may_have_been_done() {
                     asked.request_id = None;
                 }
                 Err(error)

@@ -23,6 +23,8 @@ use crate::session::LossCause;
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
+    /// The last word was a refusal, but an earlier copy of the same call may yet be carried out.
+    in_doubt: bool,
 }
 
 /// What went wrong.
@@ -122,7 +124,7 @@ impl fmt::Display for HeldBy {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind) -> Self {
-        Self { kind }
+        Self { kind, in_doubt: false }
     }
 
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
@@ -162,6 +164,17 @@ impl Error {
             ErrorKind::Unavailable { sent, .. } => *sent,
             _ => false,
         }
+    }
+
+    /// Whether the call, or a copy of it, may have been carried out or may yet be: whoever does not want what
+    /// it leads to must see to that.
+    pub(crate) fn may_have_been_done(&self) -> bool {
+        self.in_doubt || self.outcome_unknown()
+    }
+
+    pub(crate) fn with_doubt(mut self, in_doubt: bool) -> Self {
+        self.in_doubt |= in_doubt;
+        self
     }
 
     /// Whether somebody else holds the lock: now, or for as long as you waited.

@@ -130,7 +130,12 @@ impl Presence {
 /// Where sessions register.
 #[derive(Clone)]
 pub(crate) struct Keeper {
-    orders: mpsc::UnboundedSender<Arc<Presence>>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+enum Order {
+    Keep(Arc<Presence>),
+    Forget(u64),
 }
 
 impl Keeper {
@@ -151,14 +156,19 @@ impl Keeper {
     /// Keeps a lease alive until it is lost.
     pub(crate) fn keep(&self, presence: Arc<Presence>) {
         // The task lives as long as anyone who could register.
-        let _ = self.orders.send(presence);
+        let _ = self.orders.send(Order::Keep(presence));
+    }
+
+    /// Has done with a lease.
+    pub(crate) fn forget(&self, lease_id: u64) {
+        let _ = self.orders.send(Order::Forget(lease_id));
     }
 }
 
 /// Invariants: `by_renewal` and `by_end` have exactly the leases, under the times of their `Kept`.
 struct Task {
     link: Link,
-    orders: mpsc::UnboundedReceiver<Arc<Presence>>,
+    orders: mpsc::UnboundedReceiver<Order>,
     leases: BTreeMap<u64, Kept>,
     by_renewal: BTreeSet<(u64, u64)>,
     by_end: BTreeSet<(u64, u64)>,
@@ -185,7 +195,8 @@ impl Task {
             let pause = self.pause();
             tokio::select! {
                 order = self.orders.recv(), if is_open => match order {
-                    Some(presence) => self.add(presence),
+                    Some(Order::Keep(presence)) => self.add(presence),
+                    Some(Order::Forget(lease_id)) => _ = self.remove(lease_id),
                     None => is_open = false,
                 },
                 Some(sent) = self.under_way.next() => self.take_in(sent),
@@ -270,8 +281,11 @@ impl Task {
             if lease_ids.is_empty() {
                 return;
             }
-            let time = Duration::from_nanos((shortest_ttl / 6).clamp(150 * MILLISECOND, 3_000 * MILLISECOND));
-            self.under_way.push(send(self.link.clone(), lease_ids, now, time).boxed());
+            // An answer may come while the next attempt is under way; silence is noticed sooner.
+            let patience =
+                Duration::from_nanos((shortest_ttl / 6).clamp(150 * MILLISECOND, 1_000 * MILLISECOND));
+            let time = Duration::from_nanos(shortest_ttl / 2);
+            self.under_way.push(send(self.link.clone(), lease_ids, now, time, patience).boxed());
         }
     }
 
@@ -312,8 +326,8 @@ impl Task {
     }
 }
 
-async fn send(link: Link, lease_ids: Vec<u64>, first_sent: u64, time: Duration) -> Sent {
+async fn send(link: Link, lease_ids: Vec<u64>, first_sent: u64, time: Duration, patience: Duration) -> Sent {
     let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.clone() });
-    let outcome = link.call(call, time).await;
+    let outcome = link.call_patiently(call, time, patience).await;
     Sent { first_sent, lease_ids, outcome }
 }

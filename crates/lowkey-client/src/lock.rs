@@ -18,9 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::client::Inner;
 use crate::error::{Error, ErrorKind, HeldBy, Lost};
 use crate::keeper::Presence;
-use crate::link::Link;
 use crate::random;
-use crate::session::{LossCause, Session, lost};
+use crate::session::{LossCause, Session, SessionStatus, lost};
 use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
 /// A lock that is to be acquired. Made by [`Session::lock`].
@@ -94,7 +93,11 @@ impl Lock {
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
-        let Ok(turn) = timeout(time, self.session.enter(&self.wish.name)).await else {
+        let entered = tokio::select! {
+            entered = timeout(time, self.session.enter(&self.wish.name)) => entered,
+            cause = self.session.lost() => return Err(Error::new(ErrorKind::SessionLost(cause))),
+        };
+        let Ok(turn) = entered else {
             return Err(Error::new(ErrorKind::WaitTimeout(None)));
         };
         // At least a moment: whoever wants to wait gets in line.
@@ -127,7 +130,7 @@ impl Lock {
     }
 
     fn refused(&self, error: Error, asked: &mut Asked<'_>) -> Error {
-        if !error.outcome_unknown() && !matches!(error.kind(), ErrorKind::SessionLost(_)) {
+        if !error.may_have_been_done() && !matches!(error.kind(), ErrorKind::SessionLost(_)) {
             drop(asked.settled());
         }
         match error.reason() {
@@ -302,33 +305,29 @@ impl LockGuard {
         .await
     }
 
-    /// Gives it back, and waits until that is done. An error means that it may still be held, for as long as
-    /// the session lives at most; it is tried on in the background.
+    /// Gives it back, and waits until that is done. If no node answers in time, or nobody waits for it, it is
+    /// tried on in the background.
+    ///
+    /// An error may also say that it was not held any more: then somebody else ended it, or the session is
+    /// lost, and the work since then was not protected.
     pub async fn release(mut self) -> Result<(), Error> {
-        // R9: belief ended when the guard was given away. Dropped before the answer, it is released all the
-        // same: `Releasing` sees to it.
-        let call = self.release_call();
-        let link = self.client.link.clone();
-        let mut releasing = Releasing { link: &link, call: Some(call.clone()), turn: self.turn.take() };
-        let outcome = link.call(call, self.client.call_timeout).await;
-        if !outcome.as_ref().is_err_and(Error::outcome_unknown) {
-            releasing.call = None;
-        }
+        // R9: belief ended when the guard was given away.
+        let (call, turn) = (self.release_call(), self.turn.take());
+        let outcome = self.client.link.see_through(call, self.client.call_timeout, turn).await;
         match outcome {
             Ok(_) => Ok(()),
-            // It is not held any more, which is what was wanted.
-            Err(error)
-                if matches!(
-                    error.reason(),
-                    Some(
-                        Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken | Reason::LeaseNotFound
-                    )
-                ) =>
-            {
-                Ok(())
+            // Perhaps a copy of this very release was there before, or the session was closed on purpose.
+            Err(error) if is_not_held(&error) && (error.may_have_been_done() || self.is_closed()) => Ok(()),
+            Err(error) if error.reason() == Some(Reason::LeaseNotFound) => {
+                self.presence.lose(LossCause::Gone);
+                Err(Error::new(ErrorKind::SessionLost(self.presence.cause())))
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.presence.status() == SessionStatus::Lost(LossCause::Closed)
     }
 
     /// R9: the token always goes along.
@@ -343,20 +342,12 @@ impl LockGuard {
     }
 }
 
-/// A release that is not answered yet; it goes on without whoever waited for it.
-struct Releasing<'a> {
-    link: &'a Link,
-    /// Nothing once it was answered.
-    call: Option<Call>,
-    turn: Option<OwnedMutexGuard<()>>,
-}
-
-impl Drop for Releasing<'_> {
-    fn drop(&mut self) {
-        if let Some(call) = self.call.take() {
-            self.link.tell(call, self.turn.take());
-        }
-    }
+/// True if the lock is not, or no longer, held by whoever asked.
+fn is_not_held(error: &Error) -> bool {
+    matches!(
+        error.reason(),
+        Some(Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken | Reason::LeaseNotFound)
+    )
 }
 
 impl Drop for LockGuard {

@@ -159,7 +159,8 @@ impl Session {
 
     /// Ends the session: everything that it holds is released.
     ///
-    /// Belief ends first (R9): from the moment of this call no guard of the session holds anything.
+    /// Belief ends first (R9): from the moment of this call no guard of the session holds anything. If no node
+    /// answers in time, or nobody waits for it, it is tried on in the background.
     pub async fn close(self) -> Result<(), Error> {
         let presence = &self.shared.presence;
         if let SessionStatus::Lost(_) = presence.status() {
@@ -167,7 +168,7 @@ impl Session {
         }
         presence.lose(LossCause::Closed);
         let client = &self.shared.client;
-        match client.link.call(client.revoke(presence.lease_id), client.call_timeout).await {
+        match client.link.see_through(client.revoke(presence.lease_id), client.call_timeout, ()).await {
             Ok(_) => Ok(()),
             Err(error) if error.reason() == Some(lowkey_api::Reason::LeaseNotFound) => Ok(()),
             Err(error) => Err(error),
@@ -228,6 +229,7 @@ impl Drop for Shared {
             self.client.link.tell(self.client.revoke(self.presence.lease_id), ());
         }
         self.presence.lose(LossCause::Closed);
+        self.client.keeper.forget(self.presence.lease_id);
     }
 }
 

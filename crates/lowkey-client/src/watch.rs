@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Status, Streaming};
 
 use crate::client::{Inner, from_status};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::random::Backoff;
 
 /// Nodes send a sign of life every 5 s: one that is silent for longer is not trusted.
@@ -179,7 +179,9 @@ async fn read<T>(message: impl Future<Output = Result<Option<T>, Status>>) -> Re
 }
 
 fn is_for_good(error: &Error) -> bool {
-    !error.is_retryable() || error.reason() == Some(Reason::Compacted)
+    // A foreign node among the endpoints is passed over; one of the own cluster may come back.
+    let is_foreign = matches!(error.kind(), ErrorKind::WrongCluster { .. });
+    !(error.is_retryable() || is_foreign) || error.reason() == Some(Reason::Compacted)
 }
 
 /// Who leads an election, from some moment on.

@@ -10,7 +10,7 @@ use lowkey_client::{Client, LossCause, SessionStatus};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::clients::in_time;
-use crate::harness::{Cluster, eventually, rounds};
+use crate::harness::{Cluster, Node, Ports, eventually, rounds};
 
 fn endpoints(cluster: &Cluster) -> Vec<String> {
     cluster.nodes.iter().map(|node| format!("http://127.0.0.1:{}", node.ports.grpc)).collect()
@@ -63,6 +63,154 @@ async fn a_session_lives_through_a_leader_that_stands_still() {
     }
     assert_eq!(session.status(), SessionStatus::Held);
     in_time("the release", guard.release()).await.unwrap();
+}
+
+/// What others reach a node through, until it is shut.
+struct Door {
+    port: u16,
+    is_open: tokio::sync::watch::Sender<bool>,
+}
+
+impl Door {
+    async fn to(port: u16) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let door = Self {
+            port: listener.local_addr().unwrap().port(),
+            is_open: tokio::sync::watch::Sender::new(true),
+        };
+        let is_open = door.is_open.subscribe();
+        tokio::spawn(async move {
+            while let Ok((mut visitor, _)) = listener.accept().await {
+                let mut is_open = is_open.clone();
+                tokio::spawn(async move {
+                    let Ok(mut host) = tokio::net::TcpStream::connect(("127.0.0.1", port)).await else {
+                        return;
+                    };
+                    tokio::select! {
+                        _ = is_open.wait_for(|is_open| !*is_open) => {}
+                        _ = tokio::io::copy_bidirectional(&mut visitor, &mut host) => {}
+                    }
+                });
+            }
+        });
+        door
+    }
+}
+
+/// It can be reached, and answers; but it hears nothing of the others, who have a leader.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_leader_is_left_for_one_that_has_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut founder = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    founder.start_ready();
+    let join = format!("127.0.0.1:{}", founder.ports.grpc);
+    let mut second = Node::new(folder.path(), "n2", &["--join", &join]);
+    second.start_ready();
+    let ports = Ports::free();
+    let door = Door::to(ports.raft).await;
+    let advertised = format!("127.0.0.1:{}", door.port);
+    let mut third = Node::new(folder.path(), "n3", &["--join", &join, "--advertise-raft-addr", &advertised]);
+    third.ports = ports;
+    third.start_ready();
+    eventually("all vote", || (third.status()?["clusterSize"] == 3).then_some(()));
+    let endpoint = |node: &Node| format!("http://127.0.0.1:{}", node.ports.grpc);
+
+    door.is_open.send_replace(false);
+    eventually("the third has no leader", || (third.status()?["leaderAddress"] == "").then_some(()));
+    // Whoever comes to it is sent on, since others do better.
+    let all = [endpoint(&third), endpoint(&founder), endpoint(&second)];
+    let client = in_time("a connection", Client::connect(all)).await.unwrap();
+    assert_ne!(client.endpoint(), endpoint(&third));
+    in_time("an answer", client.get("a")).await.unwrap();
+
+    // Whoever is there already leaves it.
+    door.is_open.send_replace(true);
+    eventually("the third has a leader", || (third.status()?["leaderAddress"] != "").then_some(()));
+    founder.signal(Signal::STOP);
+    second.signal(Signal::STOP);
+    let client = in_time("a connection", Client::connect([endpoint(&third)])).await.unwrap();
+    assert_eq!(client.endpoint(), endpoint(&third));
+    door.is_open.send_replace(false);
+    eventually("the third has no leader", || (third.status()?["leaderAddress"] == "").then_some(()));
+    founder.signal(Signal::CONT);
+    second.signal(Signal::CONT);
+    let session = in_time("a session", client.session(Duration::from_secs(10))).await.unwrap();
+    assert_ne!(client.endpoint(), endpoint(&third));
+    in_time("its end", session.close()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_large_is_refused_and_harms_nothing_else() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(5)).await.unwrap();
+    let guard = session.lock("a").acquire().await.unwrap();
+    for length in [5_000, 60_000, 70_000, 10_000_000] {
+        let value = "x".repeat(length);
+        let refused = session.lock("b").value(value.clone()).try_acquire().await.unwrap_err();
+        assert!(!refused.is_retryable() && !refused.outcome_unknown(), "{length}: {refused}");
+        let refused = client.detached(value, Duration::from_secs(5)).try_acquire().await.unwrap_err();
+        assert!(!refused.is_retryable() && !refused.outcome_unknown(), "{length}: {refused}");
+    }
+    assert!(guard.is_held());
+    in_time("the release", guard.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_says_that_the_lock_was_not_held_any_more() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(5)).await.unwrap();
+    let guard = session.lock("a").acquire().await.unwrap();
+    in_time("a release by its numbers", client.release_lock("a", guard.lease_id(), guard.token()))
+        .await
+        .unwrap();
+    let told = in_time("the release", guard.release()).await.unwrap_err();
+    assert_eq!(told.reason(), Some(lowkey_api::Reason::LockNotFound));
+    // Of a session that was closed on purpose nobody expects that it still holds something.
+    let guard = session.lock("a").acquire().await.unwrap();
+    in_time("the end", session.close()).await.unwrap();
+    in_time("the release", guard.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_waits_for_is_done_all_the_same() {
+    let mut cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    let holder = client.session(Duration::from_secs(30)).await.unwrap();
+    let (one, other) = (holder.lock("a").acquire().await.unwrap(), holder.lock("b").acquire().await.unwrap());
+    let closing = client.session(Duration::from_secs(600)).await.unwrap();
+    let third = closing.lock("c").acquire().await.unwrap();
+    cluster.nodes[0].kill();
+    // Whoever waits for these gives up; the locks are free as soon as there is somebody to tell.
+    let brief = Duration::from_millis(50);
+    assert!(tokio::time::timeout(brief, one.release()).await.is_err());
+    assert!(tokio::time::timeout(brief, closing.close()).await.is_err());
+    drop(other);
+    cluster.nodes[0].start_ready();
+    for lock in ["a", "b", "c"] {
+        let taken = in_time(lock, client.detached(lock, Duration::from_secs(5)).acquire()).await;
+        taken.unwrap();
+    }
+    drop(third);
+    assert_eq!(holder.status(), SessionStatus::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_another_task_is_told_when_the_session_is_lost() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(2)).await.unwrap();
+    let guard = session.lock("a").acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let session = session.clone();
+        async move { session.lock("a").acquire().await.map(|_| ()) }
+    });
+    cluster.nodes[0].pause();
+    // The name is not free before the release is certain, which it never is.
+    drop(guard);
+    let told = in_time("the loss", waiting).await.unwrap().unwrap_err();
+    assert!(matches!(told.kind(), lowkey_client::ErrorKind::SessionLost(LossCause::Expired)), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

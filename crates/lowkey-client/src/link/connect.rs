@@ -25,6 +25,8 @@ const NEXT_AFTER: Duration = Duration::from_millis(200);
 pub(super) struct Connected {
     pub(super) endpoint: String,
     pub(super) cluster_id: String,
+    /// It leads, or knows who does.
+    pub(super) has_leader: bool,
     /// Where the members of the cluster can be reached, as they say.
     pub(super) members: Vec<String>,
     pub(super) channel: Channel,
@@ -78,6 +80,8 @@ impl Directory {
         let (cluster_id, avoided) = (self.cluster_id.clone(), self.avoided.clone());
         async move {
             let mut problem = Error::unavailable("no endpoint was given", false);
+            // A node that knows no leader may be cut off from the others: it is better than none.
+            let mut spare = None;
             let mut attempts = FuturesUnordered::new();
             let mut endpoints = endpoints.iter();
             loop {
@@ -92,14 +96,37 @@ impl Directory {
                     () = sleep(NEXT_AFTER), if !is_last => continue,
                 };
                 match answered {
-                    Some((_, Ok(connected))) => return Ok(connected),
+                    Some((_, Ok(connected))) if connected.has_leader => return Ok(connected),
+                    Some((_, Ok(connected))) => spare = spare.or(Some(connected)),
                     Some((endpoint, Err(error))) => {
                         tracing::debug!(endpoint, %error, "no connection");
                         problem = worse(problem, error);
                     }
-                    None => return Err(problem),
+                    None => return spare.ok_or(problem),
                 }
             }
+        }
+    }
+
+    /// Looks for another node that knows a leader, and connects to that one, or else to it.
+    pub(super) fn find_elsewhere(
+        &self,
+        connected: &Connected,
+    ) -> impl Future<Output = Option<Connected>> + use<> {
+        let (current, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
+        let others = self.endpoints.iter().filter(|endpoint| **endpoint != current);
+        let others: Vec<String> = others.cloned().collect();
+        async move {
+            let attempts = others.iter().map(|other| connect_to(other, Some(&cluster_id), Some(&current)));
+            let mut attempts: FuturesUnordered<_> = attempts.collect();
+            while let Some(outcome) = attempts.next().await {
+                if let Ok(found) = outcome
+                    && found.has_leader
+                {
+                    return Some(found);
+                }
+            }
+            None
         }
     }
 
@@ -134,9 +161,9 @@ async fn connect_to(
 ) -> Result<Connected, Error> {
     let node = Node::dial(endpoint, cluster_id).await?;
     let leader = leader_endpoint(endpoint, &node.status);
-    if let Some(leader) = leader.filter(|leader| Some(leader.as_str()) != avoided) {
+    if let Some(leader) = leader.as_ref().filter(|leader| Some(leader.as_str()) != avoided) {
         // The leader may be out of reach from here, or gone by now: then this node passes things on.
-        if let Ok(leader) = Node::dial(&leader, Some(&node.status.cluster_id)).await
+        if let Ok(leader) = Node::dial(leader, Some(&node.status.cluster_id)).await
             && leader.status.is_leader
             && let Ok(connected) = leader.open().await
         {
@@ -189,12 +216,14 @@ impl Node {
         let (calls, answers) = match opened {
             Ok(Ok(response)) => (calls, response.into_inner().boxed()),
             Ok(Err(refused)) if refused.code() == Code::Unimplemented => unary::open(channel.clone()),
-            Ok(Err(refused)) => return Err(Error::unavailable(refused.message(), false)),
+            Ok(Err(refused)) => return Err(Error::unavailable(words_of(&refused), false)),
             Err(_) => return Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
         };
+        let has_leader = status.is_leader || !status.leader_address.is_empty();
         let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
         let members = members.map(|member| url_like(&endpoint, &member.grpc_address)).collect();
-        Ok(Connected { endpoint, cluster_id: status.cluster_id, members, channel, calls, answers })
+        let cluster_id = status.cluster_id;
+        Ok(Connected { endpoint, cluster_id, has_leader, members, channel, calls, answers })
     }
 }
 
@@ -216,6 +245,14 @@ async fn channel(endpoint: &str) -> Result<Channel, Error> {
     }
 }
 
+/// What a node says: some that are no gRPC servers say nothing.
+fn words_of(status: &Status) -> String {
+    match status.message() {
+        "" => format!("{}; is this a gRPC port?", status.code()),
+        message => message.to_owned(),
+    }
+}
+
 /// What is at the bottom of it, such as `Connection refused`: the layers above say only that they failed.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
@@ -228,7 +265,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 async fn status_of(mut client: LockServiceClient<Channel>) -> Result<GetStatusResponse, Error> {
     match timeout(CONNECT_TIME, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(Error::unavailable(status.message(), false)),
+        Ok(Err(status)) => Err(Error::unavailable(words_of(&status), false)),
         Err(_) => Err(Error::unavailable("the node does not answer", false)),
     }
 }
@@ -253,6 +290,7 @@ mod tests {
             directory.met(&Connected {
                 endpoint: "http://b:1".into(),
                 cluster_id: "c".into(),
+                has_leader: true,
                 members: members.iter().map(|member| (*member).to_owned()).collect(),
                 channel: Endpoint::from_static("http://b:1").connect_lazy(),
                 calls,

@@ -9,8 +9,8 @@
 //!   changes something carries a request id, and a wait keeps its place by it.
 //! - It asks again what was refused for the moment only (no leader, too busy), after a pause that is not the
 //!   same for everyone.
-//! - No call waits beyond its deadline, whatever the network does. A node that lets one pass without a word
-//!   is left for another.
+//! - No call waits beyond its deadline, whatever the network does. A node that does not say a word is left for
+//!   another, and so is one that knows no leader while another does.
 //!
 //! - `connect.rs`: how a stream comes about
 //! - `unary.rs`: the same over single calls, for servers that have no such stream
@@ -44,6 +44,10 @@ const LEADER_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 const TELL_TIME: Duration = Duration::from_secs(3600);
 /// The same when the client itself has gone.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// A node that says nothing for so long after it was asked something is left for another.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What the service takes in one message, less a little for what is around the call.
+const CALL_BYTES_MAX: usize = 64 * 1024 - 64;
 
 /// A caller's end of the link. Clones share it; the link ends with the last one.
 #[derive(Clone)]
@@ -83,6 +87,8 @@ impl Link {
             state,
             connection: Connection::None,
             heard_at: Instant::now(),
+            has_answered: false,
+            latency: Duration::ZERO,
             backoff: Backoff::new(),
             check: None,
         };
@@ -93,8 +99,26 @@ impl Link {
     /// Makes a call, and waits for its answer until the time is up. If the caller goes away, so does the
     /// call.
     pub(crate) async fn call(&self, call: Call, time: Duration) -> Result<Answer, Error> {
+        self.call_patiently(call, time, PATIENCE).await
+    }
+
+    /// The same; the node is doubted if it says nothing for longer than `patience`.
+    pub(crate) async fn call_patiently(
+        &self,
+        call: Call,
+        time: Duration,
+        patience: Duration,
+    ) -> Result<Answer, Error> {
+        let size = call.encoded_len();
+        if size > CALL_BYTES_MAX {
+            let problem = format!(
+                "the request has {size} bytes, more than the {CALL_BYTES_MAX} that a request may have: a name has 512 \
+                 at most, a value 4096"
+            );
+            return Err(Error::invalid(problem));
+        }
         let (answer, receiver) = oneshot::channel();
-        let number = self.order(call, time, Reply::To(answer));
+        let number = self.order(call, time, patience, Reply::To(answer));
         let _give_up = GiveUp { link: self, number };
         match receiver.await {
             Ok(outcome) => outcome,
@@ -104,12 +128,28 @@ impl Link {
 
     /// Makes a call whose answer nobody waits for. What is to be kept is dropped when it is answered.
     pub(crate) fn tell(&self, call: Call, keep: impl Send + 'static) {
-        self.order(call, TELL_TIME, Reply::Nobody { _keep: Box::new(keep) });
+        self.order(call, TELL_TIME, PATIENCE, Reply::Nobody { _keep: Box::new(keep) });
     }
 
-    fn order(&self, call: Call, time: Duration, reply: Reply) -> u64 {
+    /// Makes a call that must be made: if its caller goes away, or its time is up, it goes on in the
+    /// background. What is to be kept is dropped when it is answered.
+    pub(crate) async fn see_through<K: Send + 'static>(
+        &self,
+        call: Call,
+        time: Duration,
+        keep: K,
+    ) -> Result<Answer, Error> {
+        let mut unanswered = Unanswered { link: self, call: Some(call.clone()), keep: Some(keep) };
+        let outcome = self.call(call, time).await;
+        if outcome.as_ref().map_or_else(|error| !error.is_retryable(), |_| true) {
+            unanswered.call = None;
+        }
+        outcome
+    }
+
+    fn order(&self, call: Call, time: Duration, patience: Duration, reply: Reply) -> u64 {
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
-        let waiting = Box::new(Waiting::new(call, Instant::now() + time, reply));
+        let waiting = Box::new(Waiting::new(call, Instant::now() + time, patience, reply));
         // A link that has ended drops the answer's sender, which tells the caller.
         let _ = self.orders.send(Order::Call(number, waiting));
         number
@@ -118,6 +158,22 @@ impl Link {
     /// What is known of the link; changes with it.
     pub(crate) fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
+    }
+}
+
+/// A call that must be made, and is not answered yet.
+struct Unanswered<'a, K: Send + 'static> {
+    link: &'a Link,
+    /// Nothing once it was answered.
+    call: Option<Call>,
+    keep: Option<K>,
+}
+
+impl<K: Send + 'static> Drop for Unanswered<'_, K> {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            self.link.tell(call, self.keep.take());
+        }
     }
 }
 
@@ -141,8 +197,12 @@ struct Task {
     pending: Pending,
     state: watch::Sender<LinkState>,
     connection: Connection,
-    /// When the node said something last.
+    /// When the node said something last, or was connected to.
     heard_at: Instant,
+    /// The node has said something on the present stream.
+    has_answered: bool,
+    /// How long answers take on this stream, the slower ones counted.
+    latency: Duration,
     backoff: Backoff,
     /// Under way: a look whether another node leads, and the way to it.
     check: Option<BoxFuture<'static, Option<Connected>>>,
@@ -248,7 +308,7 @@ impl Task {
 
     fn send(&mut self, number: u64) {
         let Connection::Open(connected) = &self.connection else { return };
-        let Some(call) = self.pending.call_to_send(number, Instant::now()) else { return };
+        let Some(call) = self.pending.call_to_send(number, Instant::now(), self.latency) else { return };
         // A stream that is gone is noticed by its answers.
         let _ = connected.calls.send(SessionCall { seq: number, call: Some(call) });
     }
@@ -271,6 +331,9 @@ impl Task {
                     problem: None,
                 });
                 self.heard_at = Instant::now();
+                self.latency = Duration::ZERO;
+                self.has_answered = false;
+                self.pending.stream_left();
                 self.connection = Connection::Open(Box::new(connected));
                 for number in self.pending.unanswered() {
                     self.send(number);
@@ -293,16 +356,24 @@ impl Task {
             state.problem = Some(error);
         });
         self.check = None;
-        self.connection = Connection::None;
+        self.pending.stream_left();
+        // A node that has not said anything may do the same again.
+        self.connection = match self.has_answered {
+            true => Connection::None,
+            false => Connection::Pausing(Instant::now() + self.backoff.pause()),
+        };
     }
 
     fn answered(&mut self, answer: SessionAnswer) {
         self.heard_at = Instant::now();
+        self.has_answered = true;
         let SessionAnswer { seq, answer } = answer;
         let Some(answer) = answer else { return };
         let Answer::Error(error) = answer else {
             self.backoff = Backoff::new();
-            return self.pending.answer(seq, Ok(answer));
+            let took = self.pending.answer(seq, Ok(answer)).unwrap_or_default();
+            self.latency = took.max(self.latency * 7 / 8);
+            return;
         };
         let error = ApiError::from(error);
         match error.reason {
@@ -312,8 +383,19 @@ impl Task {
                     self.broken(&error.message);
                 }
             }
-            _ if error.is_retryable() && self.pending.retry(seq, &error, Instant::now()) => {}
-            _ => self.pending.answer(seq, Err(error.into())),
+            _ if error.is_retryable() && self.pending.retry(seq, &error, Instant::now()) => {
+                if let Reason::NoLeader | Reason::NoQuorum = error.reason {
+                    self.look_elsewhere();
+                }
+            }
+            _ => _ = self.pending.answer(seq, Err(error.into())),
+        }
+    }
+
+    /// The node may be cut off from others that have a leader.
+    fn look_elsewhere(&mut self) {
+        if let (Connection::Open(connected), None) = (&self.connection, &self.check) {
+            self.check = Some(self.directory.find_elsewhere(connected).boxed());
         }
     }
 
@@ -323,13 +405,11 @@ impl Task {
         if matches!(self.connection, Connection::Pausing(until) if until <= now) {
             self.connection = Connection::None;
         }
-        let mut is_silent = false;
-        for overdue in self.pending.take_overdue(now) {
-            self.cancel(overdue.number);
-            is_silent |= overdue.sent_at.is_some_and(|sent_at| sent_at > self.heard_at);
+        for number in self.pending.take_overdue(now) {
+            self.cancel(number);
         }
         // A process that stands still keeps its connections open; others may lead by now.
-        if is_silent && matches!(self.connection, Connection::Open(_)) {
+        if self.pending.is_doubtful(now, self.heard_at) && matches!(self.connection, Connection::Open(_)) {
             self.broken("the node does not answer");
         }
         for number in self.pending.take_retries(now) {

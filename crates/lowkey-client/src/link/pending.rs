@@ -9,7 +9,7 @@ use lowkey_api::v1::session_call::Call;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::random::Backoff;
 
 /// Longer than any call waits.
@@ -39,9 +39,13 @@ pub(super) struct Waiting {
     deadline: Instant,
     /// A wait for a lock, until then: what is left of it is sent.
     wait_until: Option<Instant>,
+    /// A node that says nothing for so long after it was sent is doubted; nothing if it may be silent.
+    patience: Option<Duration>,
     reply: Reply,
-    /// When it was sent last, if it was.
+    /// It is on the present stream since then.
     sent_at: Option<Instant>,
+    /// A copy of it was not answered, or not clearly: that may be carried out, or may have been.
+    in_doubt: bool,
     /// Not to be sent again before this.
     retry_at: Option<Instant>,
     backoff: Backoff,
@@ -50,34 +54,64 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn new(call: Call, deadline: Instant, reply: Reply) -> Self {
+    pub(super) fn new(call: Call, deadline: Instant, patience: Duration, reply: Reply) -> Self {
         let wait_until = match &call {
             Call::AcquireLock(acquire) if acquire.wait_ms > 0 => {
                 Some(Instant::now() + Duration::from_millis(acquire.wait_ms.unsigned_abs()))
             }
             _ => None,
         };
-        let backoff = Backoff::new();
-        Self { call, deadline, wait_until, reply, sent_at: None, retry_at: None, backoff, problem: None }
+        Self {
+            call,
+            deadline,
+            wait_until,
+            patience: wait_until.is_none().then_some(patience),
+            reply,
+            sent_at: None,
+            in_doubt: false,
+            retry_at: None,
+            backoff: Backoff::new(),
+            problem: None,
+        }
+    }
+
+    /// It is not on any stream any more.
+    fn taken_off(&mut self) {
+        self.in_doubt |= self.sent_at.take().is_some() && changes_something(&self.call);
+    }
+
+    /// What the caller is told when the time is up.
+    fn overdue(&mut self) -> Error {
+        self.taken_off();
+        match self.problem.take() {
+            None => Error::unavailable("no answer in time", self.in_doubt),
+            // The last word was that nothing was done; of an earlier copy nobody knows.
+            Some(problem) if self.in_doubt && !problem.outcome_unknown() => {
+                let problem = match problem.kind() {
+                    ErrorKind::Unavailable { problem, .. } => problem.clone(),
+                    _ => problem.to_string(),
+                };
+                Error::unavailable(problem, true)
+            }
+            Some(problem) => problem,
+        }
     }
 }
 
-/// A call whose time is up.
-#[derive(Debug)]
-pub(super) struct Overdue {
-    pub(super) number: u64,
-    /// When it was sent last, if it was.
-    pub(super) sent_at: Option<Instant>,
+fn changes_something(call: &Call) -> bool {
+    !matches!(call, Call::GetLock(_) | Call::RenewLeases(_))
 }
 
 /// Invariants:
 /// - `deadlines` has exactly the calls, under their deadlines.
 /// - `retries` has exactly those that have a `retry_at`.
+/// - `doubts` has those on the present stream that want an answer at once; and perhaps others.
 #[derive(Default)]
 pub(super) struct Pending {
     calls: BTreeMap<u64, Waiting>,
     deadlines: BTreeSet<(Instant, u64)>,
     retries: BTreeSet<(Instant, u64)>,
+    doubts: BTreeSet<(Instant, u64)>,
 }
 
 impl Pending {
@@ -99,10 +133,14 @@ impl Pending {
         Some(waiting)
     }
 
-    /// The call as it is to be sent now, if it is not to wait.
-    pub(super) fn call_to_send(&mut self, number: u64, now: Instant) -> Option<Call> {
+    /// The call as it is to be sent now, if it is not to wait. On a slow way, which takes so long, patience is
+    /// longer.
+    pub(super) fn call_to_send(&mut self, number: u64, now: Instant, latency: Duration) -> Option<Call> {
         let waiting = self.calls.get_mut(&number).filter(|waiting| waiting.retry_at.is_none())?;
         waiting.sent_at = Some(now);
+        if let Some(patience) = waiting.patience {
+            self.doubts.insert((now + patience.max(latency * 3), number));
+        }
         let mut call = waiting.call.clone();
         if let (Call::AcquireLock(acquire), Some(until)) = (&mut call, waiting.wait_until) {
             let left = until.saturating_duration_since(now).as_millis();
@@ -117,10 +155,19 @@ impl Pending {
         self.calls.keys().copied().collect()
     }
 
-    pub(super) fn answer(&mut self, number: u64, outcome: Result<Answer, Error>) {
-        if let Some(waiting) = self.remove(number) {
-            waiting.reply.give(outcome);
-        }
+    /// The stream is gone, or left: what it carried may have been carried out.
+    pub(super) fn stream_left(&mut self) {
+        self.doubts.clear();
+        self.calls.values_mut().for_each(Waiting::taken_off);
+    }
+
+    /// Gives the answer, and tells how long it took if it was to be given at once.
+    pub(super) fn answer(&mut self, number: u64, outcome: Result<Answer, Error>) -> Option<Duration> {
+        let waiting = self.remove(number)?;
+        let took = waiting.patience.and(waiting.sent_at).map(|sent_at| sent_at.elapsed());
+        let in_doubt = waiting.in_doubt;
+        waiting.reply.give(outcome.map_err(|error| error.with_doubt(in_doubt)));
+        took
     }
 
     /// Puts a call off after a refusal for the moment; false if there is no such call.
@@ -132,6 +179,8 @@ impl Pending {
         let hint =
             Duration::from_millis(error.retry_after_ms.unwrap_or_default()).min(Duration::from_secs(1));
         let retry_at = now + waiting.backoff.pause() + hint / 4;
+        waiting.sent_at = None;
+        waiting.in_doubt |= error.outcome_unknown();
         waiting.retry_at = Some(retry_at);
         waiting.problem = Some(error.clone().into());
         self.retries.insert((retry_at, number));
@@ -156,25 +205,36 @@ impl Pending {
     /// When something is due; some time far off if nothing is.
     pub(super) fn next_time(&self) -> Instant {
         let first = |times: &BTreeSet<(Instant, u64)>| times.first().map(|(time, _)| *time);
-        let next = [first(&self.deadlines), first(&self.retries)].into_iter().flatten().min();
+        let next = [&self.deadlines, &self.retries, &self.doubts].into_iter().filter_map(first).min();
         next.unwrap_or_else(|| Instant::now() + LONG)
     }
 
-    /// Answers those whose time is up, and tells of them.
-    pub(super) fn take_overdue(&mut self, now: Instant) -> Vec<Overdue> {
+    /// Answers those whose time is up, and gives their numbers.
+    pub(super) fn take_overdue(&mut self, now: Instant) -> Vec<u64> {
         let mut overdue = Vec::new();
         while let Some((deadline, number)) = self.deadlines.first().copied()
             && deadline <= now
         {
-            let Some(waiting) = self.remove(number) else { break };
-            let problem = match waiting.problem {
-                Some(error) => error,
-                None => Error::unavailable("no answer in time", waiting.sent_at.is_some()),
-            };
+            let Some(mut waiting) = self.remove(number) else { break };
+            let problem = waiting.overdue();
             waiting.reply.give(Err(problem));
-            overdue.push(Overdue { number, sent_at: waiting.sent_at });
+            overdue.push(number);
         }
         overdue
+    }
+
+    /// True if something that wants an answer at once was sent, and the node has said nothing since: neither
+    /// this, nor anything else after `heard_at`.
+    pub(super) fn is_doubtful(&mut self, now: Instant, heard_at: Instant) -> bool {
+        let mut is_doubtful = false;
+        while let Some((at, number)) = self.doubts.first().copied()
+            && at <= now
+        {
+            self.doubts.pop_first();
+            let sent_at = self.calls.get(&number).and_then(|waiting| waiting.sent_at);
+            is_doubtful |= sent_at.is_some_and(|sent_at| sent_at > heard_at);
+        }
+        is_doubtful
     }
 
     /// Those whose pause is over.
@@ -200,6 +260,8 @@ mod tests {
 
     use super::*;
 
+    const SHORT: Duration = Duration::from_millis(200);
+
     fn acquire(wait_ms: i64) -> Call {
         Call::AcquireLock(AcquireLockRequest { wait_ms, ..AcquireLockRequest::default() })
     }
@@ -212,11 +274,15 @@ mod tests {
     async fn what_is_left_of_a_wait_is_sent() {
         let mut pending = Pending::default();
         let now = Instant::now();
-        pending.insert(1, Waiting::new(acquire(1000), now + LONG, nobody()));
+        pending.insert(1, Waiting::new(acquire(1000), now + LONG, SHORT, nobody()));
         let later = now + Duration::from_millis(400);
-        let Some(Call::AcquireLock(sent)) = pending.call_to_send(1, later) else { panic!("it is sent") };
+        let Some(Call::AcquireLock(sent)) = pending.call_to_send(1, later, Duration::ZERO) else {
+            panic!("it is sent")
+        };
         assert_eq!(sent.wait_ms, 600);
-        let Some(Call::AcquireLock(sent)) = pending.call_to_send(1, now + LONG) else { panic!("it is sent") };
+        let Some(Call::AcquireLock(sent)) = pending.call_to_send(1, now + LONG, Duration::ZERO) else {
+            panic!("it is sent")
+        };
         assert_eq!(sent.wait_ms, 1);
     }
 
@@ -224,11 +290,11 @@ mod tests {
     async fn a_call_that_is_put_off_is_sent_when_its_pause_is_over() {
         let mut pending = Pending::default();
         let now = Instant::now();
-        pending.insert(1, Waiting::new(acquire(0), now + LONG, nobody()));
+        pending.insert(1, Waiting::new(acquire(0), now + LONG, SHORT, nobody()));
         assert!(pending.retry(1, &ApiError::new(Reason::NoLeader, "none"), now));
-        assert!(pending.call_to_send(1, now).is_none());
+        assert!(pending.call_to_send(1, now, Duration::ZERO).is_none());
         assert_eq!(pending.take_retries(now + LONG), [1]);
-        assert!(pending.call_to_send(1, now).is_some());
+        assert!(pending.call_to_send(1, now, Duration::ZERO).is_some());
         assert!(pending.take_retries(now + LONG).is_empty());
     }
 
@@ -237,12 +303,66 @@ mod tests {
         let mut pending = Pending::default();
         let (answer, mut receiver) = oneshot::channel();
         let now = Instant::now();
-        pending.insert(1, Waiting::new(acquire(0), now + Duration::from_secs(1), Reply::To(answer)));
+        pending.insert(1, Waiting::new(acquire(0), now + Duration::from_secs(1), SHORT, Reply::To(answer)));
         pending.retry(1, &ApiError::new(Reason::NoQuorum, "no majority"), now);
-        let overdue = pending.take_overdue(now + Duration::from_secs(1));
-        assert!(matches!(overdue[..], [Overdue { number: 1, sent_at: None }]), "{overdue:?}");
+        assert_eq!(pending.take_overdue(now + Duration::from_secs(1)), [1]);
         let error = receiver.try_recv().unwrap().unwrap_err();
         assert_eq!(error.reason(), Some(Reason::NoQuorum));
         assert!(pending.is_empty() && pending.retries.is_empty());
+    }
+
+    /// What is told after a copy was sent, and then `happens`.
+    fn told_after_a_lost_copy(happens: impl FnOnce(&mut Pending, Instant)) -> Error {
+        let mut pending = Pending::default();
+        let (answer, mut receiver) = oneshot::channel();
+        let now = Instant::now();
+        pending.insert(1, Waiting::new(acquire(0), now + LONG, SHORT, Reply::To(answer)));
+        pending.call_to_send(1, now, Duration::ZERO).unwrap();
+        pending.stream_left();
+        happens(&mut pending, now);
+        pending.take_overdue(now + LONG);
+        receiver.try_recv().unwrap().unwrap_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_sent_once_may_have_been_done_whatever_happens_later() {
+        let refused = Error::unavailable("connection refused", false);
+        let told = told_after_a_lost_copy(|pending, _| pending.note_problem(&refused));
+        assert!(told.outcome_unknown() && told.to_string().contains("refused"), "{told}");
+        let no_leader = ApiError::new(Reason::NoLeader, "no leader");
+        let told = told_after_a_lost_copy(|pending, now| assert!(pending.retry(1, &no_leader, now)));
+        assert!(told.outcome_unknown() && told.to_string().contains("no leader"), "{told}");
+        // A clear answer is one; only whoever cleans up behind it needs to know.
+        let held = ApiError::new(Reason::AlreadyHeld, "held");
+        let told = told_after_a_lost_copy(|pending, _| _ = pending.answer(1, Err(held.into())));
+        assert!(!told.outcome_unknown() && told.may_have_been_done(), "{told}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_never_sent_was_not_done() {
+        let mut pending = Pending::default();
+        let (answer, mut receiver) = oneshot::channel();
+        let now = Instant::now();
+        pending.insert(1, Waiting::new(acquire(0), now + LONG, SHORT, Reply::To(answer)));
+        pending.stream_left();
+        pending.take_overdue(now + LONG);
+        assert!(!receiver.try_recv().unwrap().unwrap_err().may_have_been_done());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_doubted_when_it_has_said_nothing_since() {
+        let now = Instant::now();
+        let sent = |wait_ms, latency| {
+            let mut pending = Pending::default();
+            pending.insert(1, Waiting::new(acquire(wait_ms), now + LONG, SHORT, nobody()));
+            pending.call_to_send(1, now, latency).unwrap();
+            pending
+        };
+        let (before, after) = (now - SHORT, now + Duration::from_millis(1));
+        assert!(!sent(0, Duration::ZERO).is_doubtful(now + SHORT / 2, before));
+        assert!(sent(0, Duration::ZERO).is_doubtful(now + SHORT, before));
+        assert!(!sent(0, Duration::ZERO).is_doubtful(now + SHORT, after), "it said something else");
+        assert!(!sent(0, SHORT).is_doubtful(now + SHORT, before), "the way is slow");
+        assert!(!sent(1000, Duration::ZERO).is_doubtful(now + SHORT, before), "a wait takes its time");
     }
 }
