@@ -97,7 +97,7 @@ pub(crate) enum StartProblem {
 pub(crate) fn node_info(member: u64) -> NodeInfo {
     NodeInfo {
         name: NodeName::parse(&format!("n{member}")).expect("a short name is a name"),
-        identity: identity(member),
+        identity: Some(identity(member)),
         raft_address: format!("n{member}:7000"),
         grpc_address: format!("n{member}:9000"),
         http_address: format!("n{member}:8080"),
