@@ -6,13 +6,28 @@
 use lowkey_core::{ClusterId, MemberId, NodeIdentity};
 use lowkey_replica::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Request, Status as GrpcStatus};
+use tonic::{Code, Request, Status as GrpcStatus};
 
 const CLUSTER: &str = "lowkey-cluster";
 const FROM: &str = "lowkey-from";
 const IDENTITY: &str = "lowkey-identity";
 const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
+/// On a refusal: the caller has been a member and is none any more. It will never be let in again.
+const REMOVED: &str = "lowkey-removed";
+
+/// The refusal of a member that was removed.
+pub(crate) fn refuse_removed(member: MemberId) -> GrpcStatus {
+    let mut metadata = MetadataMap::new();
+    metadata.insert(REMOVED, MetadataValue::from_static("true"));
+    let cause = format!("member {member} was removed from this cluster");
+    GrpcStatus::with_metadata(Code::PermissionDenied, cause, metadata)
+}
+
+/// True if a refusal says that this node was removed.
+pub(crate) fn says_removed(status: &GrpcStatus) -> bool {
+    status.code() == Code::PermissionDenied && status.metadata().contains_key(REMOVED)
+}
 
 /// Who this node is, as it tells its peers.
 #[derive(Clone, Debug)]
@@ -76,25 +91,27 @@ impl Hello {
             return Err(GrpcStatus::failed_precondition(cause));
         }
         let (identity, raft_address) = (field(IDENTITY)?, field(ADDRESS)?.to_owned());
-        match status.members.iter().find(|known| known.member == member) {
-            Some(known) if known.node.identity.to_string() != identity => {
+        if status.has_removed(member) {
+            return Err(refuse_removed(member));
+        }
+        let known = status.members.iter().find(|known| known.member == member);
+        match known.map(|known| known.node.identity) {
+            Some(Some(known)) if known.to_string() != identity => {
                 let cause = format!("member {member} has another identity in this cluster");
                 return Err(GrpcStatus::permission_denied(cause));
             }
-            Some(_) => {}
-            // Numbers are given in order: a lower one that is not known has been a member.
-            None if status.members.iter().any(|known| known.member > member) => {
-                let cause = format!("member {member} is no longer a member of this cluster");
-                return Err(GrpcStatus::permission_denied(cause));
-            }
-            // A higher one may be newer than what this node has applied. It is heard only where that
-            // matters: by a node that knows nobody yet, or in an election. While there is a leader,
-            // a newcomer has nothing to say to a node that has not heard of it.
-            None if !status.members.is_empty() && status.leader.is_some() => {
+            Some(Some(_)) => {}
+            // Its identity went with its entry in the register, but it still has a part in the quorum.
+            None if status.leaving.contains(&member) => {}
+            // A higher number may be newer than what this node has applied, and one that was expected may
+            // have come. It is heard only where that matters: by a node that knows nobody yet, or in an
+            // election. While there is a leader, a newcomer has nothing to say to a node that has not heard
+            // of it.
+            Some(None) | None if !status.members.is_empty() && status.leader.is_some() => {
                 let cause = format!("member {member} is not known here yet");
                 return Err(GrpcStatus::permission_denied(cause));
             }
-            None => {}
+            Some(None) | None => {}
         }
         Ok(Caller { member, raft_address })
     }
