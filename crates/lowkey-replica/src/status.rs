@@ -46,13 +46,21 @@ impl Status {
     /// True if this one has been a member and is none any more, by what is applied here: neither registered
     /// nor in the configuration. It never will be again: ids are not reused.
     pub fn has_removed(&self, member: MemberId) -> bool {
-        // Until the configuration is changed a voter's acknowledgement may be what that change needs.
-        let still_needed =
-            self.leaving.contains(&member) && !mutants::is_active("removed before the configuration changed");
-        member <= self.last_member
-            && !still_needed
-            && !self.members.iter().any(|registered| registered.member == member)
+        let is_registered = self.members.iter().any(|registered| registered.member == member);
+        has_removed(member, self.last_member, is_registered, || self.leaving.contains(&member))
     }
+}
+
+fn has_removed(
+    member: MemberId,
+    last_member: MemberId,
+    is_registered: bool,
+    is_leaving: impl FnOnce() -> bool,
+) -> bool {
+    // Until the configuration is changed a voter's acknowledgement may be what that change needs.
+    (MemberId(1)..=last_member).contains(&member)
+        && !is_registered
+        && (mutants::is_active("removed before the configuration changed") || !is_leaving())
 }
 
 /// What a replica is in its term.
@@ -124,6 +132,20 @@ impl Replica {
             .map(MemberId)
             .collect();
         configured.into_iter().filter(|member| self.state.member(*member).is_none())
+    }
+
+    /// [`Status::has_removed`] without the rest.
+    pub fn has_removed(&self, member: MemberId) -> bool {
+        let is_registered = self.state.member(member).is_some();
+        has_removed(member, self.state.last_member(), is_registered, || {
+            self.leaving().any(|leaving| leaving == member)
+        })
+    }
+
+    /// The members of the applied configuration that vote in the one that is to be: while two are joint, in
+    /// the later.
+    pub fn voters(&self) -> &[u64] {
+        &self.conf_state.voters
     }
 
     /// Term, role, and whether it may touch leases (R1): the short form of [`Replica::status`].

@@ -36,6 +36,10 @@ pub(crate) struct Node {
     pub(crate) doom: Option<Doom>,
     /// Its log was damaged, and it rightly refused to start.
     pub(crate) refused: bool,
+    /// It learned that it was removed, and ended.
+    pub(crate) removed: bool,
+    /// Which process has learned of it.
+    pub(crate) told_removed: Option<u64>,
     /// A wake-up is under way for this true time.
     pub(crate) wakes_at: Option<u64>,
 }
@@ -134,6 +138,8 @@ impl Node {
             stalled_until: 0,
             doom: None,
             refused: false,
+            removed: false,
+            told_removed: None,
             wakes_at: None,
         }
     }
