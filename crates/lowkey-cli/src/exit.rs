@@ -79,6 +79,9 @@ fn of_reason(reason: Reason) -> (u8, String) {
             (NO_SERVICE, "the service needs a majority of its nodes; look at `lowkey status`")
         }
         Reason::OutcomeUnknown => (NO_SERVICE, "it may have happened all the same; look at `lowkey get`"),
+        Reason::NodeNotFound | Reason::QuorumAtRisk | Reason::TransferFailed => {
+            (NO, "look at `lowkey member list`")
+        }
         Reason::Compacted => {
             (NO, "that is no longer kept; leave --from out, or begin with the revision of `lowkey ls --json`")
         }

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use commands::{changes, completions, detached, dev, locks, run, status};
+use commands::{changes, completions, detached, dev, locks, member, run, status};
 
 /// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
 #[derive(Debug, Parser)]
@@ -50,6 +50,8 @@ enum Command {
     Watch(changes::WatchArgs),
     /// Show how the cluster is doing
     Status(status::StatusArgs),
+    /// Show and change the nodes of the cluster, and which of them leads
+    Member(member::MemberArgs),
     /// Run a node (the default: flags without a command mean this)
     Server(Box<server::ServerArgs>),
     /// Run three nodes in one process, for trying things out
@@ -91,6 +93,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Leader(args) => changes::leader(&args),
         Command::Watch(args) => changes::watch(&args),
         Command::Status(args) => status::status(&args),
+        Command::Member(args) => member::member(&args),
         Command::Server(args) => server::run(*args),
         Command::Dev(args) => dev::dev(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),

@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
-use lowkey_server::{About, Config, RunningNode, StartError};
+use lowkey_server::{About, Config, Ended, RunningNode, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -190,9 +190,14 @@ async fn serve(args: ServerArgs) -> Result<(), StartError> {
         () = told_to_stop(&mut terminate, &mut interrupt) => return Ok(()),
     };
     banner(node.about(), args.log_json);
-    tokio::select! {
-        error = node.failed() => Err(error),
-        () = told_to_stop(&mut terminate, &mut interrupt) => stop(node, &mut terminate, &mut interrupt).await,
+    let ended = tokio::select! {
+        ended = node.ended() => Some(ended),
+        () = told_to_stop(&mut terminate, &mut interrupt) => None,
+    };
+    match ended {
+        Some(Ended::Failed(error)) => Err(error),
+        // Nothing is left to do for a node that was removed: that is a good end.
+        Some(Ended::Removed) | None => stop(node, &mut terminate, &mut interrupt).await,
     }
 }
 

@@ -317,7 +317,7 @@ impl Inner {
         })
     }
 
-    /// Makes a single call that changes nothing, again and again until it succeeds or its time is up.
+    /// Makes a single call that may be repeated without harm, until it succeeds or its time is up.
     pub(crate) async fn unary<Q, R, F>(
         &self,
         request: &Q,

@@ -41,6 +41,7 @@ mod error;
 mod keeper;
 mod link;
 mod lock;
+mod members;
 mod random;
 mod session;
 mod watch;
@@ -59,6 +60,6 @@ pub use watch::{Observation, Watch};
 pub mod api {
     pub use lowkey_api::v1::{
         CheckTokenResponse, EventType, GetLockResponse, GetStatusResponse, LockHolder, LockWaiter, Member,
-        Mode, Scope, Stats, WatchEvent,
+        Mode, Scope, Stats, TransferLeaderResponse, WatchEvent,
     };
 }

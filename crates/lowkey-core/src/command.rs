@@ -102,10 +102,26 @@ pub enum Command {
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
     },
-    /// Registers a node, or renews the addresses of one that is registered under the same identity.
+    /// Registers a node, or renews what is known of one that is registered under the same identity. A node
+    /// that is expected under this name, and has no identity yet, is who comes.
     AddMember {
         /// The node as it describes itself.
         node: NodeInfo,
+    },
+    /// Renews what is known of a registered node. Other than [`Command::AddMember`] it never registers one: a
+    /// node that was removed and does not know it must not come in again by telling its addresses.
+    UpdateMember {
+        /// The node's id in the group.
+        member: MemberId,
+        /// The node as it describes itself.
+        node: NodeInfo,
+    },
+    /// Takes a node off the register. Its id is never given again.
+    RemoveMember {
+        /// The node's name.
+        name: NodeName,
+        /// If given, the node must have this id: another may have come under the same name meanwhile.
+        member: Option<MemberId>,
     },
 }
 
@@ -118,7 +134,11 @@ impl Command {
             | Self::Release { since_unix_ms, .. }
             | Self::CancelWait { since_unix_ms, .. }
             | Self::Expire { since_unix_ms, .. } => *since_unix_ms = unix_ms,
-            Self::CreateLease { .. } | Self::SetValue { .. } | Self::AddMember { .. } => {}
+            Self::CreateLease { .. }
+            | Self::SetValue { .. }
+            | Self::AddMember { .. }
+            | Self::UpdateMember { .. }
+            | Self::RemoveMember { .. } => {}
         }
     }
 }
@@ -155,8 +175,8 @@ pub enum Requester {
 pub struct NodeInfo {
     /// Its name, unique in the cluster.
     pub name: NodeName,
-    /// The identity of its data directory.
-    pub identity: NodeIdentity,
+    /// The identity of its data directory; none while the node is expected and has not come.
+    pub identity: Option<NodeIdentity>,
     /// Where peers reach it.
     pub raft_address: String,
     /// Where gRPC clients reach it.
@@ -218,6 +238,11 @@ pub enum Reply {
     /// A node is registered.
     MemberAdded {
         /// Its id in the group.
+        member: MemberId,
+    },
+    /// A node is registered no longer.
+    MemberRemoved {
+        /// The id in the group that it had.
         member: MemberId,
     },
 }
@@ -286,8 +311,18 @@ pub enum Refusal {
     NodeNameTaken {
         /// The name.
         name: NodeName,
-        /// The identity of the node that has it.
-        by: NodeIdentity,
+        /// The identity of the node that has it; none if that one is expected.
+        by: Option<NodeIdentity>,
+    },
+    /// No such node is registered.
+    NodeNotFound {
+        /// The name that was given.
+        name: NodeName,
+    },
+    /// The node is the only one: without it there is no cluster.
+    LastNode {
+        /// Its name.
+        name: NodeName,
     },
 }
 

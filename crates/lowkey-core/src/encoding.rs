@@ -11,13 +11,15 @@ use prost::Message as _;
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
 use crate::name::{
-    Invalid, LeaseId, LockName, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value,
+    Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl,
+    Value,
 };
 
 /// The version of the command set that this build understands. Raised with every new kind.
 ///
-/// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values.
-pub const COMMAND_VERSION: u32 = 2;
+/// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
+/// removed.
+pub const COMMAND_VERSION: u32 = 3;
 
 /// Bytes that are not a command of a kind that this build knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl From<Invalid> for DecodeError {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     kind: Option<Kind>,
 }
 
@@ -73,6 +75,10 @@ enum Kind {
     SetValue(SetValueProto),
     #[prost(message, tag = "8")]
     CancelWait(CancelWaitProto),
+    #[prost(message, tag = "9")]
+    RemoveMember(RemoveMemberProto),
+    #[prost(message, tag = "10")]
+    UpdateMember(UpdateMemberProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -180,9 +186,27 @@ struct ExpireProto {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+struct RemoveMemberProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    /// 0 when no id was given: ids start at 1.
+    #[prost(uint64, tag = "2")]
+    member: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct UpdateMemberProto {
+    #[prost(uint64, tag = "1")]
+    member: u64,
+    #[prost(message, optional, tag = "2")]
+    node: Option<NodeInfoProto>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct NodeInfoProto {
     #[prost(string, tag = "1")]
     name: String,
+    /// Empty when the node is expected and has none yet.
     #[prost(bytes = "vec", tag = "2")]
     identity: Vec<u8>,
     #[prost(string, tag = "3")]
@@ -297,6 +321,13 @@ impl Command {
                 since_unix_ms: *since_unix_ms,
             }),
             Self::AddMember { node } => Kind::AddMember(NodeInfoProto::from(node)),
+            Self::UpdateMember { member, node } => {
+                Kind::UpdateMember(UpdateMemberProto { member: member.0, node: Some(node.into()) })
+            }
+            Self::RemoveMember { name, member } => Kind::RemoveMember(RemoveMemberProto {
+                name: name.to_string(),
+                member: member.map_or(0, |member| member.0),
+            }),
         }
     }
 
@@ -365,6 +396,16 @@ impl Command {
                 since_unix_ms: proto.since_unix_ms,
             },
             Kind::AddMember(proto) => Self::AddMember { node: proto.try_into()? },
+            Kind::UpdateMember(proto) => {
+                let node = proto
+                    .node
+                    .ok_or_else(|| DecodeError::Malformed("a renewal that describes no node".into()))?;
+                Self::UpdateMember { member: MemberId(proto.member), node: node.try_into()? }
+            }
+            Kind::RemoveMember(proto) => Self::RemoveMember {
+                name: NodeName::parse(&proto.name)?,
+                member: (proto.member != 0).then_some(MemberId(proto.member)),
+            },
         })
     }
 }
@@ -405,7 +446,7 @@ impl From<&NodeInfo> for NodeInfoProto {
     fn from(node: &NodeInfo) -> Self {
         Self {
             name: node.name.to_string(),
-            identity: node.identity.0.to_vec(),
+            identity: node.identity.map(|identity| identity.0.to_vec()).unwrap_or_default(),
             raft_address: node.raft_address.clone(),
             grpc_address: node.grpc_address.clone(),
             http_address: node.http_address.clone(),
@@ -418,11 +459,17 @@ impl TryFrom<NodeInfoProto> for NodeInfo {
     type Error = DecodeError;
 
     fn try_from(proto: NodeInfoProto) -> Result<Self, DecodeError> {
-        let identity = <[u8; 16]>::try_from(proto.identity.as_slice())
-            .map_err(|_| DecodeError::Malformed("a node identity that is not 16 bytes".into()))?;
+        let identity = match proto.identity.as_slice() {
+            [] => None,
+            bytes => {
+                let bytes = <[u8; 16]>::try_from(bytes)
+                    .map_err(|_| DecodeError::Malformed("a node identity that is not 16 bytes".into()))?;
+                Some(NodeIdentity(bytes))
+            }
+        };
         Ok(Self {
             name: NodeName::parse(&proto.name)?,
-            identity: NodeIdentity(identity),
+            identity,
             raft_address: proto.raft_address,
             grpc_address: proto.grpc_address,
             http_address: proto.http_address,

@@ -276,8 +276,9 @@ impl State {
             state.last_token = tokens.last().copied().unwrap_or(Token(0));
         }
         proto.members.into_iter().try_for_each(|member| state.restore_member(member))?;
-        let identities: BTreeSet<NodeIdentity> = state.members.values().map(|node| node.identity).collect();
-        if identities.len() != state.members.len() {
+        let known = || state.members.values().filter_map(|node| node.identity);
+        let identities: BTreeSet<NodeIdentity> = known().collect();
+        if identities.len() != known().count() {
             return malformed("two members have the same identity");
         }
         let names: BTreeSet<&NodeName> = state.members.values().map(|node| &node.name).collect();
@@ -517,7 +518,8 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         Reply::Waiting { .. }
         | Reply::WaitsCancelled { .. }
         | Reply::Expired { .. }
-        | Reply::MemberAdded { .. } => {
+        | Reply::MemberAdded { .. }
+        | Reply::MemberRemoved { .. } => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

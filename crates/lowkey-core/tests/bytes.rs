@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{
-    AcquireWith, Command, DecodeError, GrantRef, LeaseId, LockName, Mode, NodeIdentity, NodeInfo, NodeName,
-    OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
+    AcquireWith, Command, DecodeError, GrantRef, LeaseId, LockName, MemberId, Mode, NodeIdentity, NodeInfo,
+    NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -53,10 +53,10 @@ fn number() -> impl Strategy<Value = u64> {
 
 fn node() -> impl Strategy<Value = NodeInfo> {
     let name = "\\PC{1,20}".prop_filter_map("not a node name", |text| NodeName::parse(&text).ok());
-    (name, any::<[u8; 16]>(), ".{0,20}", ".{0,20}", ".{0,20}", any::<u32>()).prop_map(
+    (name, option::of(any::<[u8; 16]>()), ".{0,20}", ".{0,20}", ".{0,20}", any::<u32>()).prop_map(
         |(name, identity, raft_address, grpc_address, http_address, command_version)| NodeInfo {
             name,
-            identity: NodeIdentity(identity),
+            identity: identity.map(NodeIdentity),
             raft_address,
             grpc_address,
             http_address,
@@ -121,6 +121,10 @@ fn command() -> impl Strategy<Value = Command> {
             |(leases, decided_term, since_unix_ms)| Command::Expire { leases, decided_term, since_unix_ms }
         ),
         node().prop_map(|node| Command::AddMember { node }),
+        (any::<u64>(), node())
+            .prop_map(|(member, node)| Command::UpdateMember { member: MemberId(member), node }),
+        (node(), option::of(number().prop_map(MemberId)))
+            .prop_map(|(node, member)| Command::RemoveMember { name: node.name, member }),
     ]
 }
 
@@ -254,8 +258,8 @@ proptest! {
         }
         let tokens: BTreeSet<_> = state.grants().map(|(_, grant)| grant.token).collect();
         prop_assert_eq!(tokens.len(), state.grants().count());
-        let identities: BTreeSet<_> = state.members().map(|(_, node)| node.identity).collect();
-        prop_assert_eq!(identities.len(), state.members().len());
+        let known = || state.members().filter_map(|(_, node)| node.identity);
+        prop_assert_eq!(known().collect::<BTreeSet<_>>().len(), known().count());
         // Leases, locks and queues fit together: one by one the leases end, and with them all the rest.
         let leases: Vec<_> = state.leases().map(|(id, _)| id).collect();
         // A counter at its very end has nothing left to give.
@@ -321,4 +325,17 @@ fn version_2_is_read_as_it_was_written() {
     let state = is_read_as_it_was_written(version_2);
     assert_eq!(state.encode_snapshot(), snapshot, "this is the version that is written");
     assert_eq!((state.leases().len(), state.lock_count(), state.waits().len()), (5, 4, 3));
+}
+
+#[test]
+fn version_3_is_read_as_it_was_written() {
+    let version_3 = written(include_str!("formats/version-3"));
+    let snapshot = version_3.snapshot.clone();
+    let state = is_read_as_it_was_written(version_3);
+    assert_eq!(state.encode_snapshot(), snapshot, "this is the version that is written");
+    let members: Vec<_> = state
+        .members()
+        .map(|(member, node)| (member.0, node.name.as_str(), node.identity.is_some()))
+        .collect();
+    assert_eq!(members, [(1, "n1", true), (3, "n3", true), (4, "n4", false), (5, "n2", true)]);
 }

@@ -15,7 +15,8 @@
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
 //! - `expire LEASE… decided_term=TERM`
-//! - `add_member NAME identity=0..255 [host=HOST] [version=N]`
+//! - `add_member NAME [identity=0..255] [host=HOST] [version=N]`; without an identity it is expected
+//! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N]`, `remove_member NAME [member=MEMBER]`
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -35,8 +36,8 @@ use std::path::Path;
 
 use lowkey_core::{
     AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
-    InTheWay, Invalid, LeaseId, LockName, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply,
-    RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value, WaitEnd,
+    InTheWay, Invalid, LeaseId, LockName, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal,
+    Reply, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -154,11 +155,26 @@ enum Entry {
     AddMember {
         name: String,
         #[arg(key)]
+        identity: Option<u8>,
+        #[arg(key)]
+        host: Option<String>,
+        #[arg(key)]
+        version: Option<u32>,
+    },
+    UpdateMember {
+        member: u64,
+        name: String,
+        #[arg(key)]
         identity: u8,
         #[arg(key)]
         host: Option<String>,
         #[arg(key)]
         version: Option<u32>,
+    },
+    RemoveMember {
+        name: String,
+        #[arg(key)]
+        member: Option<u64>,
     },
 }
 
@@ -238,20 +254,36 @@ impl Entry {
                 since_unix_ms: since,
             },
             Self::AddMember { name, identity, host, version } => {
-                let host = host.unwrap_or_else(|| name.clone());
-                Command::AddMember {
-                    node: NodeInfo {
-                        name: NodeName::parse(&name)?,
-                        identity: NodeIdentity([identity; 16]),
-                        raft_address: format!("{host}:7000"),
-                        grpc_address: format!("{host}:9000"),
-                        http_address: format!("{host}:8080"),
-                        command_version: version.unwrap_or(COMMAND_VERSION),
-                    },
-                }
+                Command::AddMember { node: node(&name, identity, host, version)? }
+            }
+            Self::UpdateMember { member, name, identity, host, version } => Command::UpdateMember {
+                member: MemberId(member),
+                node: node(&name, Some(identity), host, version)?,
+            },
+            Self::RemoveMember { name, member } => {
+                Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
             }
         })
     }
+}
+
+/// The addresses say whose they are; a node that is expected has only one.
+fn node(
+    name: &str,
+    identity: Option<u8>,
+    host: Option<String>,
+    version: Option<u32>,
+) -> Result<NodeInfo, Invalid> {
+    let host = host.unwrap_or_else(|| name.to_owned());
+    let known = identity.is_some();
+    Ok(NodeInfo {
+        name: NodeName::parse(name)?,
+        identity: identity.map(|identity| NodeIdentity([identity; 16])),
+        raft_address: format!("{host}:7000"),
+        grpc_address: if known { format!("{host}:9000") } else { String::new() },
+        http_address: if known { format!("{host}:8080") } else { String::new() },
+        command_version: version.unwrap_or(if known { COMMAND_VERSION } else { 0 }),
+    })
 }
 
 struct Runner {
@@ -403,6 +435,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
+        Reply::MemberRemoved { member } => format!("member {member} removed"),
     }
 }
 
@@ -423,7 +456,12 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::TooManyLocks { lease } => format!("TOO_MANY_LOCKS lease {lease}"),
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
-        Refusal::NodeNameTaken { name, by } => format!("NODE_NAME_TAKEN {name}, by identity {by}"),
+        Refusal::NodeNameTaken { name, by: Some(by) } => format!("NODE_NAME_TAKEN {name}, by identity {by}"),
+        Refusal::NodeNameTaken { name, by: None } => {
+            format!("NODE_NAME_TAKEN {name}, by one that is expected")
+        }
+        Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
+        Refusal::LastNode { name } => format!("LAST_NODE {name}"),
     }
 }
 
@@ -550,11 +588,15 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
         )?;
     }
     for (id, node) in state.members() {
+        let Some(identity) = node.identity else {
+            writeln!(output, "member {id}: {}, expected, raft {}", node.name, node.raft_address)?;
+            continue;
+        };
         writeln!(
             output,
             "member {id}: {}, identity {}, raft {}, grpc {}, http {}, commands {}",
             node.name,
-            node.identity,
+            identity,
             node.raft_address,
             node.grpc_address,
             node.http_address,

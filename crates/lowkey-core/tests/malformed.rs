@@ -32,7 +32,7 @@ fn sound() -> StateWire {
     let member = |name: &str, identity| Command::AddMember {
         node: NodeInfo {
             name: NodeName::parse(name).expect("a node name"),
-            identity: NodeIdentity([identity; 16]),
+            identity: Some(NodeIdentity([identity; 16])),
             raft_address: "host:7000".to_owned(),
             grpc_address: "host:9000".to_owned(),
             http_address: "host:8080".to_owned(),
@@ -278,6 +278,17 @@ fn members_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn members_that_are_expected_have_no_identity_and_are_no_rivals() {
+    let mut snapshot = sound();
+    for member in &mut snapshot.members {
+        let node = member.node.take().unwrap_or_default();
+        member.node = Some(wire::NodeWire { identity: Vec::new(), ..node });
+    }
+    let state = State::decode_snapshot(&snapshot.encode_to_vec()).expect("two nodes that are expected");
+    assert!(state.members().all(|(_, node)| node.identity.is_none()));
+}
+
+#[test]
 fn remembered_requests_that_cannot_be_are_refused() {
     let bare = |s: &mut StateWire| s.leases[0].requests[0].granted = None;
     assert!(refused(bare).contains("request r2 is remembered without its reply"));
@@ -346,7 +357,7 @@ fn a_command_that_says_more_than_is_understood_does_not_come_in_through_the_log(
     assert!(Command::decode(&known).is_ok());
     let unknown: [(&str, &[u8]); 10] = [
         ("a field 8 in the release", &[0x22, 0x0a, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x40, 1]),
-        ("a field 9 beside the release", &[0x22, 0x08, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x48, 1]),
+        ("a field 15 beside the release", &[0x22, 0x08, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x78, 1]),
         (
             "a lease and an owner of the acquire's request",
             &[0x22, 0x0e, 0x0a, 1, b'a', 0x10, 1, 0x1a, 1, b'q', 0x2a, 1, b'r', 0x32, 1, b'o'],

@@ -184,7 +184,7 @@ proptest! {
                 Some(Command::CreateLease { .. } | Command::Acquire { with: AcquireWith::NewLease(_), .. })
             );
             lease += u64::from(is_new && makes_lease);
-            member += state.members().len() as u64 - known_members;
+            member += (state.members().len() as u64).saturating_sub(known_members);
             before = [token, lease, member];
             prop_assert_eq!(counters(&state), before);
             prop_assert_eq!(state.last_token(), Token(token));
@@ -214,7 +214,9 @@ proptest! {
                         Ok(Reply::Expired { count: 0 }) => prop_assert_eq!(&state, &unchanged),
                         // R10: granted or ended before.
                         Ok(Reply::WaitsCancelled { count: 0 }) => prop_assert_eq!(&state, &unchanged),
-                        Ok(Reply::MemberAdded { .. }) => prop_assert_eq!(&applied.events, &[]),
+                        Ok(Reply::MemberAdded { .. } | Reply::MemberRemoved { .. }) => {
+                            prop_assert_eq!(&applied.events, &[]);
+                        }
                         // The holder asked again, or set a value: nothing changed but that value, and
                         // what its lease remembers.
                         Ok(Reply::Granted { revision: granted, .. } | Reply::ValueSet { revision: granted })
@@ -551,7 +553,11 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
             request,
             ..
         } => Some(((Within::Lease(*lease), request.clone()), true)),
-        Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => None,
+        Command::CancelWait { .. }
+        | Command::Expire { .. }
+        | Command::AddMember { .. }
+        | Command::UpdateMember { .. }
+        | Command::RemoveMember { .. } => None,
     }
 }
 
@@ -602,8 +608,13 @@ fn the_random_histories_meet_every_outcome() {
         "lease revoked",
         "lock held",
         "lock not found",
+        "an expected node came",
+        "last node",
         "member added",
+        "member removed",
+        "member updated",
         "node name taken",
+        "node not found",
         "not owner",
         "stale token",
         "value set",
@@ -671,7 +682,17 @@ fn outcome(
         },
         Some(Ok(Reply::Expired { count: 0 })) => "expired nothing",
         Some(Ok(Reply::Expired { .. })) => "expired",
-        Some(Ok(Reply::MemberAdded { .. })) => "member added",
+        Some(Ok(Reply::MemberAdded { member })) => match command {
+            Some(Command::UpdateMember { .. }) => "member updated",
+            Some(Command::AddMember { node })
+                if node.identity.is_some()
+                    && before.member(*member).is_some_and(|known| known.identity.is_none()) =>
+            {
+                "an expected node came"
+            }
+            _ => "member added",
+        },
+        Some(Ok(Reply::MemberRemoved { .. })) => "member removed",
         Some(Err(Refusal::LeaseNotFound { .. })) => "lease not found",
         Some(Err(Refusal::LockNotFound { .. })) => "lock not found",
         Some(Err(Refusal::LockHeld { .. })) => "lock held",
@@ -682,5 +703,7 @@ fn outcome(
         Some(Err(Refusal::TooManyWaiters { .. })) => "too many waiters",
         Some(Err(Refusal::RequestReused { .. })) => "a second use of a request id: refused",
         Some(Err(Refusal::NodeNameTaken { .. })) => "node name taken",
+        Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
+        Some(Err(Refusal::LastNode { .. })) => "last node",
     }
 }

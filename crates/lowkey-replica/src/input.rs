@@ -1,6 +1,6 @@
 //! What can happen to a replica, and what can be asked of it.
 
-use lowkey_core::{Command, LeaseId, MemberId, WaitTime};
+use lowkey_core::{Command, LeaseId, MemberId, NodeName, WaitTime};
 use raft::eraftpb;
 
 use crate::reads::Query;
@@ -76,4 +76,9 @@ pub enum Request {
     Read(Query),
     /// A look at the state as this replica knows it, which may be old.
     ReadStale(Query),
+    /// Give the lead to a node.
+    Transfer {
+        /// Its name.
+        to: NodeName,
+    },
 }

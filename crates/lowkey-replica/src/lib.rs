@@ -5,7 +5,7 @@
 //!
 //! Where to look: [`Replica`] for how it is driven; `lease_table` for the rules of time (R1–R4, R8) and
 //! `wait_table` for those of waiting (R7, R10); `rounds` for how a quorum is asked once for many;
-//! `proposals` for what a caller may be told; `reads` for what may be asked; `members` for how nodes join;
+//! `proposals` for what a caller may be told; `reads` for what may be asked; `members` for how nodes come and go;
 //! `recovery` for what a crash may leave behind; `history` for what watches resume from.
 //!
 //! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
@@ -26,13 +26,14 @@ mod rounds;
 mod snapshots;
 mod status;
 mod time;
+mod transfer;
 mod wait_table;
 mod waiting;
 pub mod wire;
 
 pub use history::{Compacted, Filter, History, Page, Position, Recorded};
 pub use input::{CallId, DiskRoom, Input, Request};
-pub use output::{Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};
+pub use output::{CannotLead, Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};
 pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use reads::Query;
 pub use recovery::{Found, Founding, RecoverError, found};

@@ -1,68 +1,196 @@
 //! Who belongs to the group: the leader brings the configuration of `raft` in step with the
 //! registered nodes.
 //!
-//! Registering a node is a command; making it a member of the quorum is not the caller's business.
-//! On every tick the leader looks for a registered node that is not in the configuration, and brings
-//! it in as a learner; and for a learner that has caught up and answers, and makes it a voter. So a
-//! node that cannot be reached never costs quorum, and a new leader goes on where the last one
-//! stopped, without remembering anything. Changes go one at a time.
+//! Registering a node and taking it off the register are commands; making it a member of the quorum, and
+//! letting it go, is not the caller's business. On every tick the leader compares the register with the
+//! configuration. A registered node that is missing comes in as a learner. A learner that has caught up and
+//! answers becomes a voter, and a voter that is not registered any more goes: by joint consensus, both in
+//! one change if both are due. So a node that cannot be reached never costs quorum, and a new leader goes on
+//! where the last one stopped, without remembering anything. Changes go one at a time.
+//!
+//! What may never break:
+//! - A leader proposes no change after which it would not vote: one that is to go hands the lead over first.
+//!   `raft` would let it lead on, and answer rounds alone. That is also why joint configurations are left by
+//!   a proposal of ours and never by `raft` itself: it would have a leader leave that is on its way out.
+//! - No change leaves voters behind of which a majority does not answer.
+//! - A node counts as removed only when it is neither registered nor in the applied configuration: until
+//!   then its acknowledgements may be what the very change needs.
 
-use lowkey_core::MemberId;
-use raft::eraftpb::{self, ConfChangeType};
+use std::collections::BTreeSet;
+
+use lowkey_core::{MemberId, NodeName, mutants};
+use raft::StateRole;
+use raft::eraftpb::{self, ConfChangeTransition, ConfChangeType};
 
 use crate::input::DiskRoom;
+use crate::output::Failure;
 use crate::replica::{Fatal, Replica};
+use crate::time::{MILLISECOND, Nanos};
 use crate::wire;
 
 /// A learner that is at most this many entries behind has caught up.
 const CAUGHT_UP_ENTRIES: u64 = 100;
+/// A member that was heard from no longer ago than this answers: a few heartbeats, and less than it takes to
+/// be elected.
+const ANSWERS_NANOS: u64 = 250 * MILLISECOND;
+
+/// One change of the configuration.
+struct Change {
+    singles: Vec<(MemberId, ConfChangeType)>,
+    transition: ConfChangeTransition,
+}
+
+impl Change {
+    /// Learners come and go without a vote being touched.
+    fn of_learner(member: MemberId, kind: ConfChangeType) -> Self {
+        Self { singles: vec![(member, kind)], transition: ConfChangeTransition::Auto }
+    }
+
+    /// Out of a joint configuration.
+    fn leave() -> Self {
+        Self { singles: Vec::new(), transition: ConfChangeTransition::Auto }
+    }
+}
 
 impl Replica {
     /// R1 is the caller's duty: only a leader that may touch leases may change the members.
     pub(crate) fn reconcile_members(&mut self) {
-        if self.node.raft.has_pending_conf() || self.node.raft.lead_transferee.is_some() {
+        if self.node.raft.has_pending_conf()
+            || self.node.raft.lead_transferee.is_some()
+            || self.removal_is_under_way()
+        {
             return;
         }
-        // The reserve is kept for releases and for ends of leases.
-        if self.disk != DiskRoom::Ample {
-            return;
+        // Never its own removal, and never a change that drops it: the next leader does that.
+        if !self.is_to_stay() && !mutants::is_active("a leader proposes its own removal") {
+            return self.hand_over();
         }
-        let Some((member, kind)) = self.next_change() else { return };
-        let mut change = eraftpb::ConfChangeSingle::default();
-        change.set_change_type(kind);
-        change.node_id = member.0;
+        let is_joint = !self.conf_state.voters_outgoing.is_empty();
+        let change = match self.disk {
+            DiskRoom::Exhausted => None,
+            _ if is_joint => Some(Change::leave()),
+            DiskRoom::Ample => self.next_change(),
+            // The reserve is kept for releases and for ends of leases.
+            DiskRoom::Reserve => None,
+        };
+        let Some(Change { singles, transition }) = change else { return };
         let mut changes = eraftpb::ConfChangeV2::default();
-        changes.mut_changes().push(change);
+        changes.set_transition(transition);
+        for (member, kind) in singles {
+            let mut single = eraftpb::ConfChangeSingle::default();
+            single.set_change_type(kind);
+            single.node_id = member.0;
+            changes.mut_changes().push(single);
+        }
         // A refused proposal is made again at the next tick.
         let _ = self.node.propose_conf_change(Vec::new(), changes);
     }
 
-    fn next_change(&self) -> Option<(MemberId, ConfChangeType)> {
-        let raft = &self.node.raft;
-        let conf = raft.prs().conf();
-        let outside = self
-            .state
-            .members()
-            .map(|(member, _)| member)
-            .find(|member| !conf.voters().contains(member.0) && !conf.learners().contains(&member.0));
+    fn next_change(&self) -> Option<Change> {
+        let (voters, learners) = (members(&self.conf_state.voters), members(&self.conf_state.learners));
+        let is_registered = |member: &MemberId| self.state.member(*member).is_some();
+        let registered = self.state.members().map(|(member, _)| member);
+        let outside =
+            registered.into_iter().find(|member| !voters.contains(member) && !learners.contains(member));
         if let Some(member) = outside {
-            return Some((member, ConfChangeType::AddLearnerNode));
+            return Some(Change::of_learner(member, ConfChangeType::AddLearnerNode));
         }
-        let mut learners: Vec<u64> = conf.learners().iter().copied().collect();
-        learners.sort_unstable();
+        if let Some(member) = learners.iter().find(|member| !is_registered(member)) {
+            return Some(Change::of_learner(*member, ConfChangeType::RemoveNode));
+        }
+        let ready: Vec<MemberId> =
+            learners.into_iter().filter(|learner| self.has_caught_up(*learner)).collect();
+        let going: Vec<MemberId> = voters.iter().copied().filter(|voter| !is_registered(voter)).collect();
+        // Those that do not answer are no loss, even where the others are needed for now.
+        let silent = going.iter().copied().filter(|member| !self.answers(*member)).collect();
+        [going, silent].into_iter().find_map(|going| self.change_of_voters(&voters, &ready, &going))
+    }
+
+    fn change_of_voters(
+        &self,
+        voters: &BTreeSet<MemberId>,
+        ready: &[MemberId],
+        going: &[MemberId],
+    ) -> Option<Change> {
+        let staying = voters.iter().filter(|voter| !going.contains(voter));
+        let after: Vec<MemberId> = staying.chain(ready).copied().collect();
+        if (ready.is_empty() && going.is_empty()) || self.at_risk(&after).is_some() {
+            return None;
+        }
+        let ready = ready.iter().map(|member| (*member, ConfChangeType::AddNode));
+        let going = going.iter().map(|member| (*member, ConfChangeType::RemoveNode));
+        Some(Change { singles: ready.chain(going).collect(), transition: ConfChangeTransition::Explicit })
+    }
+
+    fn has_caught_up(&self, learner: MemberId) -> bool {
+        let raft = &self.node.raft;
         let last = raft.raft_log.last_index();
-        learners
-            .into_iter()
-            .find(|learner| {
-                raft.prs().get(*learner).is_some_and(|progress| {
-                    // `raft` takes a new member for active before it was heard of; what it has in
-                    // its log it said itself.
-                    progress.matched > 0
-                        && progress.recent_active
-                        && progress.matched + CAUGHT_UP_ENTRIES >= last
-                })
-            })
-            .map(|learner| (MemberId(learner), ConfChangeType::AddNode))
+        let progress = raft.prs().get(learner.0);
+        // What it has in its log it said itself.
+        self.answers(learner)
+            && progress
+                .is_some_and(|progress| progress.matched > 0 && progress.matched + CAUGHT_UP_ENTRIES >= last)
+    }
+
+    /// Nothing if a majority of these voters answers, else how many do.
+    fn at_risk(&self, voters: &[MemberId]) -> Option<usize> {
+        let answering = voters.iter().filter(|voter| self.answers(**voter)).count();
+        let at_risk = answering * 2 <= voters.len() && !mutants::is_active("a removal may cost the quorum");
+        at_risk.then_some(answering)
+    }
+
+    /// A member was heard from.
+    pub(crate) fn heard_from(&mut self, member: u64, now: Nanos) {
+        if self.node.raft.prs().get(member).is_some() {
+            self.heard.insert(MemberId(member), now);
+        }
+    }
+
+    /// As far as this leader can tell. `raft` has a mark of its own for this, but wipes it at every check of
+    /// the quorum, and sets it for members that were never heard of.
+    pub(crate) fn answers(&self, member: MemberId) -> bool {
+        let now = self.last_tick.unwrap_or_default();
+        member == self.config.member
+            || self.heard.get(&member).is_some_and(|heard| now.since(*heard) <= ANSWERS_NANOS)
+    }
+
+    /// It is registered, and votes in the configuration that is to be.
+    fn is_to_stay(&self) -> bool {
+        let own = self.config.member;
+        self.state.member(own).is_some() && self.conf_state.voters.contains(&own.0)
+    }
+
+    /// A removal is in the log and not applied yet. What it leads to is not known before: two removals that
+    /// are each without danger may not be together.
+    fn removal_is_under_way(&self) -> bool {
+        self.last_removal > self.state.revision()
+    }
+
+    /// Before a removal is proposed: it must not cost the quorum, and not be this leader's own.
+    pub(crate) fn may_remove(&mut self, now: Nanos, name: &NodeName) -> Result<(), Failure> {
+        let Some(going) = self.state.member_named(name) else { return Ok(()) };
+        // Nothing was done: the caller may ask again in a moment.
+        if self.removal_is_under_way() {
+            return Err(Failure::NotLeader { leader: self.leader() });
+        }
+        let voters = members(&self.conf_state.voters);
+        if !voters.contains(&going) {
+            return Ok(());
+        }
+        let stays = |voter: &MemberId| *voter != going && self.state.member(*voter).is_some();
+        let staying: Vec<MemberId> = voters.into_iter().filter(stays).collect();
+        if let Some(answering) = self.at_risk(&staying) {
+            // A new leader has not heard from all that would answer it.
+            if !staying.is_empty() && now.since(self.standing_since) < ANSWERS_NANOS {
+                return Err(Failure::NotLeader { leader: self.leader() });
+            }
+            return Err(Failure::QuorumAtRisk { answering, voters: staying.len() });
+        }
+        if going == self.config.member && !mutants::is_active("a leader proposes its own removal") {
+            self.hand_over();
+            return Err(Failure::NotLeader { leader: None });
+        }
+        Ok(())
     }
 
     pub(crate) fn apply_conf_change(&mut self, entry: &eraftpb::Entry) -> Result<(), Fatal> {
@@ -72,16 +200,30 @@ impl Replica {
         Ok(())
     }
 
-    /// The voter that is nearest to this leader's log, among those that answer.
+    pub(crate) fn hand_over(&mut self) {
+        self.hand_over_wanted = self.node.raft.state == StateRole::Leader;
+        if self.hand_over_wanted
+            && self.node.raft.lead_transferee.is_none()
+            && let Some(successor) = self.best_successor()
+        {
+            self.hand_over_wanted = false;
+            self.node.transfer_leader(successor.0);
+        }
+    }
+
+    /// The voter that is nearest to this leader's log, among those that answer and are to stay.
     pub(crate) fn best_successor(&self) -> Option<MemberId> {
         let raft = &self.node.raft;
-        self.conf_state
-            .voters
-            .iter()
-            .filter(|voter| **voter != self.config.member.0)
-            .filter_map(|voter| raft.prs().get(*voter).map(|progress| (progress, *voter)))
-            .filter(|(progress, _)| progress.recent_active)
-            .max_by_key(|(progress, voter)| (progress.matched, std::cmp::Reverse(*voter)))
-            .map(|(_, voter)| MemberId(voter))
+        members(&self.conf_state.voters)
+            .into_iter()
+            .filter(|voter| *voter != self.config.member && self.state.member(*voter).is_some())
+            .filter(|voter| self.answers(*voter))
+            .filter_map(|voter| raft.prs().get(voter.0).map(|progress| (progress.matched, voter)))
+            .max_by_key(|(matched, voter)| (*matched, std::cmp::Reverse(*voter)))
+            .map(|(_, voter)| voter)
     }
+}
+
+fn members(ids: &[u64]) -> BTreeSet<MemberId> {
+    ids.iter().copied().map(MemberId).collect()
 }

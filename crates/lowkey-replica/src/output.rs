@@ -1,6 +1,8 @@
 //! What a replica wants done: messages to send, records to persist, answers to give.
 
-use lowkey_core::{Change, Holder, InTheWay, LeaseId, LockName, LockView, MemberId, Refusal, Reply, Ttl};
+use lowkey_core::{
+    Change, Holder, InTheWay, LeaseId, LockName, LockView, MemberId, NodeName, Refusal, Reply, Ttl,
+};
 use raft::eraftpb;
 
 use crate::input::CallId;
@@ -158,6 +160,11 @@ pub enum Response {
     },
     /// How far the log has been applied.
     Revision(u64),
+    /// This member leads.
+    Leads {
+        /// Which.
+        member: MemberId,
+    },
 }
 
 /// Why there is no good answer.
@@ -204,4 +211,34 @@ pub enum Failure {
     },
     /// The leader's disk is full; nothing was done.
     DiskFull,
+    /// Of the voters that a removal would leave behind no majority answers; nothing was done.
+    QuorumAtRisk {
+        /// How many of them answer.
+        answering: usize,
+        /// How many there would be.
+        voters: usize,
+    },
+    /// The node did not take over the lead, or could not.
+    CannotLead {
+        /// Its name.
+        name: NodeName,
+        /// Why.
+        why: CannotLead,
+    },
+}
+
+/// Why a node does not take over the lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CannotLead {
+    /// It does not vote (yet).
+    NoVoter,
+    /// It does not answer.
+    Silent,
+    /// It lacks too many entries.
+    Behind {
+        /// How many.
+        entries: u64,
+    },
+    /// It was asked, and did not take over in time; it may yet.
+    NotInTime,
 }

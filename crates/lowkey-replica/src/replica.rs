@@ -107,10 +107,17 @@ pub struct Replica {
     /// Term and role as of the last step; a change of either is acted on at once.
     standing: (u64, StateRole),
     pub(crate) expired_leases: u64,
-    last_tick: Option<Nanos>,
-    /// The lead is to be handed over, and nobody could take it yet: for a moment after each check of
-    /// the quorum no peer counts as active.
-    hand_over_wanted: bool,
+    /// When that last changed.
+    pub(crate) standing_since: Nanos,
+    pub(crate) last_tick: Option<Nanos>,
+    /// When members were last heard from.
+    pub(crate) heard: BTreeMap<MemberId, Nanos>,
+    /// The lead is to be handed over, and nobody could take it yet.
+    pub(crate) hand_over_wanted: bool,
+    /// A hand-over that somebody waits for.
+    pub(crate) transfer: Option<crate::transfer::Transfer>,
+    /// Where the last removal that this leader proposed stands in the log.
+    pub(crate) last_removal: u64,
     pub(crate) disk: DiskRoom,
     /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
     pub(crate) feasible: Vec<(CallId, Command, WaitTime)>,
@@ -159,7 +166,11 @@ impl Replica {
             unproposed_cancels: Vec::new(),
             expired_leases: 0,
             last_tick: None,
+            standing_since: Nanos(0),
+            heard: BTreeMap::new(),
             hand_over_wanted: false,
+            transfer: None,
+            last_removal: 0,
             disk: DiskRoom::Ample,
             feasible: Vec::new(),
             unapplied: VecDeque::new(),
@@ -189,7 +200,7 @@ impl Replica {
         assert!(self.ready.is_none(), "a step in the middle of a turn");
         match input {
             Input::Tick => self.tick(now),
-            Input::Message(message) => self.receive(*message),
+            Input::Message(message) => self.receive(now, *message),
             Input::Request(call, request) => self.request(now, call, request),
             Input::CallerGone(call) => self.waits.leave(now, call),
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
@@ -223,11 +234,12 @@ impl Replica {
         }
     }
 
-    fn receive(&mut self, message: eraftpb::Message) {
+    fn receive(&mut self, now: Nanos, message: eraftpb::Message) {
         use eraftpb::MessageType;
         if message.to != self.config.member.0 || self.is_strange(&message) {
             return;
         }
+        self.heard_from(message.from, now);
         match message.get_msg_type() {
             // A leader never tells a follower of more than the follower has; `raft` would panic.
             MessageType::MsgHeartbeat if message.commit > self.node.raft.raft_log.last_index() => return,
@@ -276,6 +288,7 @@ impl Replica {
                 self.waits.expect(call);
                 self.command(now, call, command, wait);
             }
+            Request::Transfer { to } => self.transfer(now, call, &to),
         }
     }
 
@@ -298,7 +311,11 @@ impl Replica {
     /// Puts a command into the log, or says why not; nothing has happened then.
     fn propose(&mut self, now: Nanos, call: CallId, mut command: Command, wait: WaitTime) {
         let lease = lease_of(&command);
-        if let Err(failure) = self.may_propose(&command, lease) {
+        let allowed = self.may_propose(&command, lease).and_then(|()| match &command {
+            Command::RemoveMember { name, .. } => self.may_remove(now, name),
+            _ => Ok(()),
+        });
+        if let Err(failure) = allowed {
             return self.output.reply(call, Err(failure));
         }
         command.stamp(self.unix_ms(now));
@@ -317,6 +334,9 @@ impl Replica {
             self.answer_unapplied(call, command);
         }
         let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
+        if let Command::RemoveMember { .. } = command {
+            self.last_removal = index;
+        }
         if let Some(overwritten) = self.proposals.insert(index, term, call, lease, wait) {
             // Overwritten here; another node may still have it, and lead one day.
             self.output.reply(overwritten.call, Err(Failure::OutcomeUnknown));
@@ -379,24 +399,16 @@ impl Replica {
         Ok(())
     }
 
-    fn hand_over(&mut self) {
-        self.hand_over_wanted = self.node.raft.state == StateRole::Leader;
-        if self.hand_over_wanted
-            && let Some(successor) = self.best_successor()
-        {
-            self.hand_over_wanted = false;
-            self.node.transfer_leader(successor.0);
-        }
-    }
-
     /// Acts on what the last call into `raft` may have changed.
     fn settle(&mut self, now: Nanos) {
         self.fix_election_timeout();
         let standing = (self.node.raft.term, self.node.raft.state);
         if standing != self.standing {
             self.standing = standing;
+            self.standing_since = now;
             self.standing_changed(now);
         }
+        self.settle_transfer(now);
         if self.node.store().take_snapshot_wanted() {
             self.offer_snapshot();
         }
@@ -415,6 +427,8 @@ impl Replica {
         }
         self.unproposed_cancels.clear();
         self.hand_over_wanted = false;
+        // What an earlier lead proposed is applied before this node touches anything again (R1), or gone.
+        self.last_removal = 0;
         let leader = self.leader();
         for call in interrupted {
             if mutants::is_active("a change of lead is not told to waiters") {

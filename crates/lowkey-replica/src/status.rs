@@ -1,6 +1,8 @@
 //! What a replica tells about itself.
 
-use lowkey_core::{MemberId, NodeInfo, State, Token};
+use std::collections::BTreeSet;
+
+use lowkey_core::{MemberId, NodeInfo, State, Token, mutants};
 use raft::StateRole;
 
 use crate::replica::Replica;
@@ -32,8 +34,35 @@ pub struct Status {
     pub expired_leases: u64,
     /// The highest token granted.
     pub last_token: Token,
+    /// How many vote, in the applied configuration.
+    pub voters: usize,
     /// The registered nodes, by id.
     pub members: Vec<MemberStatus>,
+    /// Members that are registered no longer, and still in the applied configuration.
+    pub leaving: Vec<MemberId>,
+    /// The highest id that a node was ever registered with.
+    pub last_member: MemberId,
+}
+
+impl Status {
+    /// True if this one has been a member and is none any more, by what is applied here: neither registered
+    /// nor in the configuration. It never will be again: ids are not reused.
+    pub fn has_removed(&self, member: MemberId) -> bool {
+        let is_registered = self.members.iter().any(|registered| registered.member == member);
+        has_removed(member, self.last_member, is_registered, || self.leaving.contains(&member))
+    }
+}
+
+fn has_removed(
+    member: MemberId,
+    last_member: MemberId,
+    is_registered: bool,
+    is_leaving: impl FnOnce() -> bool,
+) -> bool {
+    // Until the configuration is changed a voter's acknowledgement may be what that change needs.
+    (MemberId(1)..=last_member).contains(&member)
+        && !is_registered
+        && (mutants::is_active("removed before the configuration changed") || !is_leaving())
 }
 
 /// What a replica is in its term.
@@ -70,10 +99,11 @@ impl Replica {
             member,
             node: node.clone(),
             voter: raft.prs().conf().voters().contains(member.0),
-            progress: raft.prs().get(member.0).filter(|_| leads).map(|progress| {
-                let own = member == self.config.member;
-                (last.saturating_sub(progress.matched), own || progress.recent_active)
-            }),
+            progress: raft
+                .prs()
+                .get(member.0)
+                .filter(|_| leads)
+                .map(|progress| (last.saturating_sub(progress.matched), self.answers(member))),
         });
         Status {
             member: self.config.member,
@@ -88,8 +118,37 @@ impl Replica {
             waiters: self.state.waits().len(),
             expired_leases: self.expired_leases,
             last_token: self.state.last_token(),
+            voters: self.conf_state.voters.len(),
             members: members.collect(),
+            leaving: self.leaving().collect(),
+            last_member: self.state.last_member(),
         }
+    }
+
+    fn leaving(&self) -> impl Iterator<Item = MemberId> {
+        let conf_state = &self.conf_state;
+        let voters = conf_state.voters.iter().chain(&conf_state.voters_outgoing);
+        let configured: BTreeSet<MemberId> = voters
+            .chain(&conf_state.learners)
+            .chain(&conf_state.learners_next)
+            .copied()
+            .map(MemberId)
+            .collect();
+        configured.into_iter().filter(|member| self.state.member(*member).is_none())
+    }
+
+    /// [`Status::has_removed`] without the rest.
+    pub fn has_removed(&self, member: MemberId) -> bool {
+        let is_registered = self.state.member(member).is_some();
+        has_removed(member, self.state.last_member(), is_registered, || {
+            self.leaving().any(|leaving| leaving == member)
+        })
+    }
+
+    /// The members of the applied configuration that vote in the one that is to be: while two are joint, in
+    /// the later.
+    pub fn voters(&self) -> &[u64] {
+        &self.conf_state.voters
     }
 
     /// Term, role, and whether it may touch leases (R1): the short form of [`Replica::status`].

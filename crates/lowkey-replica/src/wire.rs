@@ -333,7 +333,8 @@ pub(crate) fn decode_compaction(bytes: &[u8]) -> Result<u64, WireError> {
     Ok(CompactionProto::decode(bytes)?.term)
 }
 
-pub(crate) fn decode_conf_change(bytes: &[u8]) -> Result<eraftpb::ConfChangeV2, WireError> {
+/// Reads a change of members out of an entry of that type.
+pub fn decode_conf_change(bytes: &[u8]) -> Result<eraftpb::ConfChangeV2, WireError> {
     use eraftpb::ConfChangeTransition as Transition;
     use eraftpb::ConfChangeType as Type;
     let proto = ConfChangeProto::decode(bytes)?;

@@ -12,7 +12,8 @@
 //!
 //! Requests: `N1 REQUEST`, answered when the answer comes; with `[step]` no turn is taken yet, with
 //! `times=N` it is asked so many times:
-//! - `create_lease OWNER ttl=SECONDS`, `revoke LEASE OWNER`, `renew LEASE`, `add_member NODE`
+//! - `create_lease OWNER ttl=SECONDS`, `revoke LEASE OWNER`, `renew LEASE`
+//! - `add_member NODE [identity=0..255|none]`, `remove_member NODE`, `transfer NODE`
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [wait=MS] [mode=shared] [scope=subtree] [value=TEXT]`
 //! - `release LOCK [token=TOKEN]` with `lease=LEASE`, or `acquire=ID` and `lease=LEASE|owner=OWNER`
 //! - `set_value LOCK OWNER lease=LEASE [token=TOKEN] value=TEXT`

@@ -20,7 +20,7 @@ impl Disk {
     fn new() -> Self {
         let node = NodeInfo {
             name: NodeName::parse("n1").expect("a good name"),
-            identity: NodeIdentity([1; 16]),
+            identity: Some(NodeIdentity([1; 16])),
             raft_address: "n1:7000".into(),
             grpc_address: "n1:9000".into(),
             http_address: "n1:8080".into(),

@@ -174,7 +174,7 @@ fn mutated_messages_never_panic() {
 fn a_replica_survives_any_answer_from_a_stranger() {
     let node = NodeInfo {
         name: NodeName::parse("n1").unwrap(),
-        identity: NodeIdentity([1; 16]),
+        identity: Some(NodeIdentity([1; 16])),
         raft_address: String::new(),
         grpc_address: String::new(),
         http_address: String::new(),

@@ -134,6 +134,7 @@ impl Running {
                 }
                 Event::Housekeeping(Report::Space { enough }) => self.space_enough = enough,
                 Event::PeerSeen { member, raft_address } => self.driver.links.seen(member, raft_address),
+                Event::Removed => self.removed(),
                 Event::Stop => return true,
             }
         }
@@ -294,7 +295,20 @@ impl Running {
         }
         tell_of_members(&before, &status);
         self.driver.links.follow(&status);
+        let is_removed = status.has_removed(status.member);
         self.driver.view.publish(status);
+        if is_removed {
+            self.removed();
+        }
+    }
+
+    fn removed(&mut self) {
+        if !self.driver.view.is_removed() {
+            tracing::warn!(
+                "this node was removed from its cluster: it answers NODE_REMOVED for a moment, then ends"
+            );
+            self.driver.view.set_removed();
+        }
     }
 }
 
@@ -305,7 +319,7 @@ fn wait_for_space() {
     std::thread::sleep(FULL_PAUSE);
 }
 
-/// Says who came and who votes now.
+/// Says who came, who votes now, and who is gone.
 fn tell_of_members(before: &Status, status: &Status) {
     for member in &status.members {
         let (number, name) = (member.member.0, &member.node.name);
@@ -316,6 +330,10 @@ fn tell_of_members(before: &Status, status: &Status) {
             }
             Some(_) => {}
         }
+    }
+    for gone in before.members.iter().filter(|known| !status.members.iter().any(|m| m.member == known.member))
+    {
+        tracing::info!(member = gone.member.0, node = %gone.node.name, "a node was removed");
     }
 }
 

@@ -48,6 +48,8 @@ pub(crate) enum Event {
     Housekeeping(Report),
     /// A peer was heard from: where it can be reached, in its own words.
     PeerSeen { member: lowkey_core::MemberId, raft_address: String },
+    /// A peer says that this node was removed.
+    Removed,
     /// Put the log in order and end.
     Stop,
 }
@@ -163,7 +165,7 @@ fn wants_more(request: &Request) -> bool {
                 | Command::SetValue { .. }
                 | Command::AddMember { .. }
         ),
-        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) => false,
+        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) | Request::Transfer { .. } => false,
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
     AddPeerRequest {
         node_id: info.name.to_string(),
         raft_address: info.raft_address.clone(),
-        identity: info.identity.to_string(),
+        identity: info.identity.map(|identity| identity.to_string()).unwrap_or_default(),
         grpc_address: info.grpc_address.clone(),
         http_address: info.http_address.clone(),
         command_version: info.command_version,

@@ -27,7 +27,7 @@ mod watch;
 pub use config::Config;
 pub use error::StartError;
 pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
-pub use node::{About, RunningNode, start};
+pub use node::{About, Ended, RunningNode, start};
 
 /// Random bytes from the operating system.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], StartError> {

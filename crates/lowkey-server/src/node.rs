@@ -36,6 +36,8 @@ const HAND_OVER_WAIT: Duration = Duration::from_millis(1000);
 const PART_WAIT: Duration = Duration::from_millis(300);
 /// How long the log may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
+/// How long a node that was removed tells so to whoever calls.
+const REMOVED_WAIT: Duration = Duration::from_millis(500);
 /// How often a node looks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -70,6 +72,15 @@ pub struct About {
     pub grpc: SocketAddr,
     /// Where it listens for HTTP.
     pub http: SocketAddr,
+}
+
+/// Why a node ends by itself.
+#[derive(Debug)]
+pub enum Ended {
+    /// Something failed.
+    Failed(StartError),
+    /// It was removed from its cluster: there is nothing left to do but to stop.
+    Removed,
 }
 
 /// The three ports, taken before anything else: a port that is taken is found at once.
@@ -124,7 +135,7 @@ fn describe(config: &Config, ports: &Ports, directory: &DataDirectory) -> Result
         };
     Ok(NodeInfo {
         name: directory.node.name.clone(),
-        identity: directory.node.identity,
+        identity: Some(directory.node.identity),
         raft_address: address("--advertise-raft-addr", "raft_address", &config.raft_advertise, &ports.raft)?,
         grpc_address: address("--advertise-grpc-addr", "grpc_address", &config.grpc_advertise, &ports.grpc)?,
         http_address: address("--advertise-http-addr", "http_address", &config.http_advertise, &ports.http)?,
@@ -189,7 +200,7 @@ fn run(
     let hello = Arc::new(Hello {
         cluster,
         own: member,
-        identity: info.identity,
+        identity: directory.node.identity,
         raft_address: info.raft_address.clone(),
     });
     let inbox = Arc::new(Inbox::default());
@@ -296,7 +307,8 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
         if known.is_some_and(|known| known.node == info) {
             return;
         }
-        let request: AddPeerRequest = join::request(&info);
+        // With its number: a node that was removed must not come in again by telling where it is.
+        let request = AddPeerRequest { member_id: service.view.own().0, ..join::request(&info) };
         let outcome = if status.leader.is_some() {
             service.add_peer(request).await.map(|_| ()).map_err(|error| error.to_string())
         } else {
@@ -315,12 +327,22 @@ impl RunningNode {
     }
 
     /// Resolves when the node ends by itself, with the reason.
-    pub async fn failed(&mut self) -> StartError {
-        match (&mut self.ended).await {
+    pub async fn ended(&mut self) -> Ended {
+        let mut removed = self.service.view.removed();
+        let failed = tokio::select! {
+            failed = &mut self.ended => failed,
+            _ = removed.wait_for(|removed| *removed) => {
+                // Streams end, and their clients go on elsewhere; who calls in this moment is told why.
+                self.service.stopping.send_replace(true);
+                sleep(REMOVED_WAIT).await;
+                return Ended::Removed;
+            }
+        };
+        Ended::Failed(match failed {
             Ok(Err(error)) => error,
             Ok(Ok(())) => StartError::Replica("the replica thread ended".into()),
             Err(_) => StartError::Replica("the replica thread is gone".into()),
-        }
+        })
     }
 
     /// Hands over the lead, ends what is under way, closes the log.
@@ -355,8 +377,7 @@ impl RunningNode {
     async fn hand_over(&self) {
         let own = self.service.view.own();
         let mut leadership = self.service.view.leadership();
-        let voters = self.service.view.status().members.iter().filter(|member| member.voter).count();
-        if leadership.borrow().leader != Some(own) || voters < 2 {
+        if leadership.borrow().leader != Some(own) || self.service.view.status().voters < 2 {
             return;
         }
         let started = Instant::now();

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use lowkey_api::v1::{
     AcquireLockRequest, AddPeerRequest, CheckTokenRequest, CreateLeaseRequest, GetLockRequest,
-    ListLocksRequest, ProclaimRequest, ReleaseLockRequest, RenewLeaseRequest, RevokeLeaseRequest,
+    ListLocksRequest, ProclaimRequest, ReleaseLockRequest, RemovePeerRequest, RenewLeaseRequest,
+    RevokeLeaseRequest, TransferLeaderRequest,
 };
 use lowkey_api::{ApiError, ErrorDetail, Reason};
 use lowkey_core::MemberId;
@@ -85,6 +86,11 @@ impl Service {
     }
 
     async fn answer_client<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
+        if self.view.is_removed() {
+            let message =
+                "this node was removed from its cluster and is about to end; nothing was done, ask another";
+            return Err(ApiError::new(Reason::NodeRemoved, message));
+        }
         operation.name_request(new_request_id);
         // Whatever is wrong with it is found here, before anyone else is bothered.
         let request =
@@ -212,6 +218,8 @@ impl Service {
             CheckTokenRequest::NUMBER => self.answer::<CheckTokenRequest>(request).await,
             ProclaimRequest::NUMBER => self.answer::<ProclaimRequest>(request).await,
             ReadRevisionRequest::NUMBER => self.answer::<ReadRevisionRequest>(request).await,
+            RemovePeerRequest::NUMBER => self.answer::<RemovePeerRequest>(request).await,
+            TransferLeaderRequest::NUMBER => self.answer::<TransferLeaderRequest>(request).await,
             _ => refusal(ApiError::new(
                 Reason::Internal,
                 format!("the leader's version does not know operation {operation}"),

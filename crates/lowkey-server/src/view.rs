@@ -19,12 +19,19 @@ pub(crate) struct View {
     own: MemberId,
     status: RwLock<Arc<Status>>,
     leadership: watch::Sender<Leadership>,
+    /// Becomes true when this node learns that it was removed, and never false again.
+    removed: watch::Sender<bool>,
 }
 
 impl View {
     pub(crate) fn new(status: Status) -> Self {
         let leadership = watch::Sender::new(leadership(&status));
-        Self { own: status.member, status: RwLock::new(Arc::new(status)), leadership }
+        Self {
+            own: status.member,
+            status: RwLock::new(Arc::new(status)),
+            leadership,
+            removed: watch::Sender::new(false),
+        }
     }
 
     pub(crate) fn publish(&self, status: Status) {
@@ -43,6 +50,19 @@ impl View {
 
     pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
         self.leadership.subscribe()
+    }
+
+    /// This node is a member no longer.
+    pub(crate) fn set_removed(&self) {
+        self.removed.send_replace(true);
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        *self.removed.borrow()
+    }
+
+    pub(crate) fn removed(&self) -> watch::Receiver<bool> {
+        self.removed.subscribe()
     }
 
     pub(crate) fn own(&self) -> MemberId {

@@ -153,7 +153,7 @@ pub(crate) fn wait_of(request: &Request) -> Option<WaitTime> {
 pub(crate) fn command_of(request: &Request) -> Option<&Command> {
     match request {
         Request::Command(command) | Request::Wait { command, .. } => Some(command),
-        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) => None,
+        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) | Request::Transfer { .. } => None,
     }
 }
 

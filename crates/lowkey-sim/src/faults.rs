@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     ClientCrash,
     Stall,
     Transfer,
+    /// Whoever runs the cluster adds or removes a machine, or names one to lead.
+    Operator,
     /// A machine that is doomed meets its end.
     Strike(usize),
 }
@@ -41,6 +43,7 @@ impl World {
             Fault::ClientCrash,
             Fault::Stall,
             Fault::Transfer,
+            Fault::Operator,
         ] {
             self.schedule_fault(fault);
         }
@@ -57,6 +60,7 @@ impl World {
             Fault::Stall => self.faults.stall_nanos,
             Fault::Transfer => self.faults.transfer_nanos,
             Fault::ClientMute => self.faults.client_mute_nanos,
+            Fault::Operator => self.faults.operator_nanos,
             Fault::Heal | Fault::Strike(_) => 0,
         };
         if mean > 0 {
@@ -132,6 +136,7 @@ impl World {
                 self.trace
                     .tell(self.now, || format!("the disk of n{} stalls for {}", node + 1, span_words(span)));
             }
+            Fault::Operator => return self.operate(),
             Fault::Transfer => {
                 self.trace.tell(self.now, || "the lead is asked to move".to_owned());
                 for node in 0..self.nodes.len() {

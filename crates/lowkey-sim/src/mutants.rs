@@ -88,6 +88,10 @@ pub const MUTANTS: &[&str] = &[
     "log cut before its snapshot is on disk",
     "members change before the commit is durable",
     "a lone voter speaks before its vote is on disk",
+    // Who belongs to the cluster.
+    "a leader proposes its own removal",
+    "a removal may cost the quorum",
+    "removed before the configuration changed",
 ];
 
 /// Those that no seed of the first 200 has caught: a scenario does, and is asked first.
@@ -98,6 +102,7 @@ const BY_SCENARIO: &[&str] = &[
     "the place of a gone caller is kept",
     "the place of a gone caller is cancelled at once",
     "a new leader gives waiters no time",
+    "a removal may cost the quorum",
 ];
 
 /// Mutants that break no promise as things are: see `docs/simulation.md` for why.

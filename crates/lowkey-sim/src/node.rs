@@ -36,6 +36,10 @@ pub(crate) struct Node {
     pub(crate) doom: Option<Doom>,
     /// Its log was damaged, and it rightly refused to start.
     pub(crate) refused: bool,
+    /// It learned that it was removed, and ended.
+    pub(crate) removed: bool,
+    /// Which process has learned of it.
+    pub(crate) told_removed: Option<u64>,
     /// A wake-up is under way for this true time.
     pub(crate) wakes_at: Option<u64>,
 }
@@ -97,7 +101,7 @@ pub(crate) enum StartProblem {
 pub(crate) fn node_info(member: u64) -> NodeInfo {
     NodeInfo {
         name: NodeName::parse(&format!("n{member}")).expect("a short name is a name"),
-        identity: identity(member),
+        identity: Some(identity(member)),
         raft_address: format!("n{member}:7000"),
         grpc_address: format!("n{member}:9000"),
         http_address: format!("n{member}:8080"),
@@ -134,6 +138,8 @@ impl Node {
             stalled_until: 0,
             doom: None,
             refused: false,
+            removed: false,
+            told_removed: None,
             wakes_at: None,
         }
     }

@@ -78,6 +78,8 @@ pub struct Faults {
     pub stall_nanos: u64,
     /// Time between attempts to move the lead.
     pub transfer_nanos: u64,
+    /// Time between wishes of whoever runs the cluster: a machine is added, removed, or is to lead.
+    pub operator_nanos: u64,
     /// Clocks run at rates that differ by up to this many thousandths.
     pub clock_skew_permille: u64,
     /// A byte of one replica's log is damaged while it is down; it must refuse to come back.
@@ -142,10 +144,16 @@ impl Faults {
             transfer_nanos: sometimes(5, 40) * SECOND,
             clock_skew_permille: sometimes(5, 41),
             damage: false,
+            operator_nanos: 0,
             delay_max_nanos: 0,
         };
         faults.damage = replicas > 2 && random.one_in(4);
         faults.delay_max_nanos = random.between(1, 40) * MILLISECOND;
+        if random.one_in(2) {
+            faults.operator_nanos = random.between(2, 30) * SECOND;
+            // A machine that never comes back may be the one that is needed once another was removed.
+            faults.damage = false;
+        }
         faults
     }
 

@@ -68,6 +68,7 @@ pub(crate) fn request_words(request: &Request) -> String {
         }
         Request::Read(query) => query_words(query),
         Request::ReadStale(query) => format!("{}, as far as it knows", query_words(query)),
+        Request::Transfer { to } => format!("give the lead to {to}"),
     }
 }
 
@@ -118,6 +119,8 @@ pub(crate) fn command_words(command: &Command) -> String {
             format!("end {}, whose time ran out in term {decided_term}", leases_words(leases))
         }
         Command::AddMember { node } => format!("let {} join", node.name),
+        Command::UpdateMember { node, .. } => format!("note where {} is", node.name),
+        Command::RemoveMember { name, .. } => format!("remove {name}"),
     }
 }
 
@@ -170,6 +173,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("{who}, as of entry {revision}")
         }
         Ok(Response::Revision(revision)) => format!("up to entry {revision}"),
+        Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::Refused(refusal)) => refusal_words(refusal),
         Err(Failure::NotLeader { leader: None }) => "not done, I do not lead".to_owned(),
         Err(Failure::NotLeader { leader: Some(leader) }) => format!("not done, n{leader} leads"),
@@ -185,6 +189,10 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::TooManyInFlight { lease }) => format!("not done, lease {lease} has too much under way"),
         Err(Failure::TooManyLeases { .. }) => "not done, there are too many leases".to_owned(),
         Err(Failure::DiskFull) => "not done, the disk is full".to_owned(),
+        Err(Failure::QuorumAtRisk { answering, voters }) => {
+            format!("not done, of the {voters} that would be left only {answering} answer")
+        }
+        Err(Failure::CannotLead { name, .. }) => format!("not done, {name} does not lead"),
     }
 }
 
@@ -223,6 +231,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Expired { count: 0 } => "nothing ended".to_owned(),
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
+        Reply::MemberRemoved { member } => format!("done, it was member {member}"),
     }
 }
 
@@ -242,6 +251,8 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::TooManyLocks { lease } => format!("refused, lease {lease} holds too many locks"),
         Refusal::RequestReused { request } => format!("refused, {request} was the id of another request"),
         Refusal::NodeNameTaken { name, .. } => format!("refused, another machine is named {name}"),
+        Refusal::NodeNotFound { name } => format!("refused, there is no machine {name}"),
+        Refusal::LastNode { name } => format!("refused, {name} is the last machine"),
     }
 }
 

@@ -5,19 +5,20 @@
 //! world, to the byte.
 
 mod machines;
+mod operator;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lowkey_core::{Command, MemberId};
-use lowkey_replica::{CallId, Failure, Input, Request, Response};
+use lowkey_replica::{Failure, Input, Request, Response};
 
 use crate::client::Client;
 use crate::clock::Clock;
 use crate::faults::Fault;
 use crate::invariants::{
     Acknowledged, Agreement, Check, Elections, Expiry, Fencing, Ledger, Liveness, Requests, Tokens,
-    Violation, Waits, Watches, Write,
+    Violation, Waits, Watches, Write, as_registered,
 };
 use crate::node::{Node, node_info, save_snapshot};
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
@@ -61,6 +62,10 @@ pub(crate) enum Event {
     Fault(Fault),
     /// A machine that is down comes back.
     Restart { node: usize },
+    /// A new machine asks to be let in.
+    Joins { member: u64 },
+    /// A machine that learned of its removal ends.
+    Removed { node: usize, incarnation: u64 },
     /// Faults end.
     Quiet,
 }
@@ -107,6 +112,8 @@ pub(crate) struct World {
     /// Clients that do not reach a machine.
     pub(crate) client_cut: BTreeSet<(usize, usize)>,
     pub(crate) watchers: Vec<Watcher>,
+    /// What the operator was told, and by whom.
+    pub(crate) operator_heard: Vec<(usize, Result<Response, Failure>)>,
     /// Since when all faults have ended.
     pub(crate) quiet_since: Option<u64>,
     pub(crate) fault_count: u64,
@@ -176,6 +183,7 @@ impl World {
             cut: BTreeSet::new(),
             client_cut: BTreeSet::new(),
             watchers,
+            operator_heard: Vec::new(),
             quiet_since: None,
             fault_count: 0,
             agreement: Agreement::new(founded),
@@ -270,13 +278,7 @@ impl World {
 
     /// Whoever leads takes the node in. Nobody waits for the answer: that all vote in the end counts.
     pub(crate) fn ask_to_join(&mut self, member: u64) {
-        for node in 0..self.nodes.len() {
-            let request = Request::Command(Command::AddMember { node: node_info(member) });
-            let Some(process) = &mut self.nodes[node].process else { continue };
-            process.last_call += 1;
-            let call = CallId(process.last_call);
-            self.input(node, Input::Request(call, request));
-        }
+        self.ask_all(&Request::Command(Command::AddMember { node: node_info(member) }));
     }
 
     /// How many vote, says the leader.
@@ -368,6 +370,8 @@ impl World {
                     self.start_node(node)?;
                 }
             }
+            Event::Joins { member } => self.joins(member),
+            Event::Removed { node, incarnation } => self.removed(node, incarnation),
             Event::Quiet => self.become_quiet()?,
         }
         Ok(())
@@ -385,7 +389,8 @@ impl World {
         for node in 0..self.nodes.len() {
             self.nodes[node].paused_until = self.now;
             self.nodes[node].stalled_until = self.now;
-            if self.nodes[node].process.is_none() && !self.nodes[node].refused {
+            let is_gone = self.nodes[node].refused || self.nodes[node].removed;
+            if self.nodes[node].process.is_none() && !is_gone {
                 self.start_node(node)?;
             }
             self.nodes[node].wakes_at = None;
@@ -424,6 +429,7 @@ impl World {
             }
             self.run_until(self.now + 25 * MILLISECOND)?;
         }
+        as_registered(&self.nodes, self.agreement.state())?;
         let mut leaders = 0;
         for node in &self.nodes {
             if let Some(process) = &node.process {

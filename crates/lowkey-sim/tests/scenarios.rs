@@ -73,6 +73,9 @@ scenarios! {
     a_place_is_kept_for_five_seconds
     a_waiter_learns_at_once_that_its_lease_is_gone
     a_wait_longer_than_its_time_to_live
+    a_leader_that_removes_itself_and_is_cut_off
+    three_become_one_each_leader_in_turn
+    a_removal_that_would_cost_the_quorum
     an_elections_leader_killed_with_many_candidates
 }
 

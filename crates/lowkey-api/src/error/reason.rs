@@ -76,6 +76,12 @@ reasons! {
     StaleToken = "STALE_TOKEN", FailedPrecondition, 409, GiveUp;
     /// The lease holds this name already, in another mode or scope.
     AlreadyHeld = "ALREADY_HELD", FailedPrecondition, 409, GiveUp;
+    /// No such node is a member of the cluster.
+    NodeNotFound = "NODE_NOT_FOUND", NotFound, 404, GiveUp;
+    /// Without this node no majority would answer, or none be left.
+    QuorumAtRisk = "QUORUM_AT_RISK", FailedPrecondition, 409, GiveUp;
+    /// The node did not take over the lead, or cannot.
+    TransferFailed = "TRANSFER_FAILED", FailedPrecondition, 409, GiveUp;
     /// A node with another identity has this name.
     NodeNameTaken = "NODE_NAME_TAKEN", FailedPrecondition, 409, GiveUp;
     /// The caller is not who it would have to be.
@@ -136,6 +142,7 @@ const INVALID: &[(&str, &str)] = &[
     ("identity", "INVALID_IDENTITY"),
     ("lease_id", "INVALID_LEASE_ID"),
     ("lock_name", "INVALID_LOCK_NAME"),
+    ("member_id", "INVALID_MEMBER_ID"),
     ("mode", "INVALID_MODE"),
     ("name", "INVALID_NAME"),
     ("node_id", "INVALID_NODE_ID"),

@@ -11,7 +11,7 @@ use futures::future::{join_all, select_all};
 use lowkey_client::Client;
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
-use lowkey_server::{Config, RunningNode, StartError};
+use lowkey_server::{Config, Ended, RunningNode, StartError};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use tracing_subscriber::EnvFilter;
@@ -85,8 +85,11 @@ async fn start_and_tell(
     let endpoints: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().grpc)).collect();
     wait_whole(&endpoints).await?;
     tell(args.json, folder, nodes, &endpoints)?;
-    let (error, ..) = select_all(nodes.iter_mut().map(|node| Box::pin(node.failed()))).await;
-    Ok(failed(error))
+    let (ended, ..) = select_all(nodes.iter_mut().map(|node| Box::pin(node.ended()))).await;
+    Ok(match ended {
+        Ended::Failed(error) => failed(error),
+        Ended::Removed => Failure::new(exit::NO_SERVICE, "a node of the development cluster was removed"),
+    })
 }
 
 fn failed(error: StartError) -> Failure {

@@ -4,7 +4,7 @@
 //! - `detached.rs`: `acquire`, `release`, `renew`, for scripts
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `changes.rs`: `leader`, `watch`
-//! - `status.rs`, `dev.rs`, `completions.rs`: what they say
+//! - `status.rs`, `member.rs`, `dev.rs`, `completions.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
@@ -13,6 +13,7 @@ pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
 pub(crate) mod locks;
+pub(crate) mod member;
 pub(crate) mod run;
 pub(crate) mod status;
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{ServiceArgs, printed};
+use super::{ServiceArgs, member, printed};
 use crate::output::{Table, print_json};
 
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
         if service.json {
             return printed(print_json(&status));
         }
-        let stats = status.stats.unwrap_or_default();
+        let (stats, members) = (status.stats.unwrap_or_default(), member::table(&status));
         let mut table = Table::new(&["WHAT", "VALUE"]);
         let leader = if status.leader_id.is_empty() { "none".to_owned() } else { status.leader_id };
         for (what, value) in [
@@ -39,26 +39,6 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             table.row([what.to_owned(), value]);
         }
         printed(table.print())?;
-        let mut members = Table::new(&["MEMBER", "ROLE", "GRPC", "HTTP", "RAFT", "BEHIND", "REACHABLE"]);
-        for member in status.members {
-            let role = match (member.leader, member.voter) {
-                (true, _) => "leader",
-                (false, true) => "voter",
-                (false, false) => "learner",
-            };
-            // Only the leader knows these.
-            let known = |text: String| if status.is_leader { text } else { "-".to_owned() };
-            let reachable = if member.reachable || member.leader { "yes" } else { "no" };
-            members.row([
-                member.node_id,
-                role.to_owned(),
-                member.grpc_address,
-                member.http_address,
-                member.raft_address,
-                known(member.lag.to_string()),
-                known(reachable.to_owned()),
-            ]);
-        }
         printed(println_if_terminal())?;
         printed(members.print())
     })

@@ -198,7 +198,7 @@ async fn a_stranger_at_the_peers_port_gets_nothing_in() {
                 Code::PermissionDenied,
                 "member 1 has another identity in this cluster",
             ),
-            (with("lowkey-from", "0"), Code::PermissionDenied, "member 0 is no longer a member"),
+            (with("lowkey-from", "0"), Code::PermissionDenied, "member 0 is not known here yet"),
             (with("lowkey-identity", ""), Code::Unauthenticated, "no lowkey-identity was given"),
             (with("lowkey-raft-address", ""), Code::Unauthenticated, "no lowkey-raft-address was given"),
         ] {

@@ -87,6 +87,11 @@ impl Node {
         }
     }
 
+    /// Gives it other flags beside the usual ones.
+    pub(crate) fn set_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+
     /// Lets the process start inside another command, which must `exec` what follows it.
     pub(crate) fn wrap(&mut self, wrapper: Vec<String>) {
         self.wrapper = wrapper;
@@ -358,6 +363,11 @@ impl Cluster {
     pub(crate) fn join(&mut self) {
         self.add();
         self.wait_whole();
+    }
+
+    /// Where its nodes keep what they have.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     fn add(&mut self) {

@@ -17,6 +17,7 @@ mod failover;
 mod harness;
 mod kill_and_restart;
 mod limits;
+mod members;
 mod metrics;
 mod pause;
 mod quick_start;

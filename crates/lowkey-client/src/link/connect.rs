@@ -55,15 +55,19 @@ impl Directory {
     /// Remembers the cluster, and where its members are now: any of them will do when this one is gone.
     pub(super) fn met(&mut self, connected: &Connected) {
         self.cluster_id.get_or_insert_with(|| connected.cluster_id.clone());
+        self.learn(&connected.members, &connected.endpoint);
+        self.avoided = None;
+    }
+
+    /// Remembers where the members are now. All that were there in the beginning may be gone one day.
+    pub(super) fn learn(&mut self, members: &[String], current: &String) {
         self.endpoints.truncate(self.given);
-        for endpoint in connected.members.iter().chain([&connected.endpoint]) {
+        for endpoint in members.iter().chain([current]) {
             if !self.endpoints.contains(endpoint) {
                 self.endpoints.push(endpoint.clone());
             }
         }
-        let current = self.endpoints.iter().position(|endpoint| *endpoint == connected.endpoint);
-        self.next = current.unwrap_or_default();
-        self.avoided = None;
+        self.next = self.endpoints.iter().position(|endpoint| endpoint == current).unwrap_or_default();
     }
 
     /// The node that was used last failed: begin with another.
@@ -109,10 +113,7 @@ impl Directory {
     }
 
     /// Looks for another node that knows a leader, and connects to that one, or else to it.
-    pub(super) fn find_elsewhere(
-        &self,
-        connected: &Connected,
-    ) -> impl Future<Output = Option<Connected>> + use<> {
+    pub(super) fn find_elsewhere(&self, connected: &Connected) -> impl Future<Output = Surroundings> + use<> {
         let (current, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
         let others = self.endpoints.iter().filter(|endpoint| **endpoint != current);
         let others: Vec<String> = others.cloned().collect();
@@ -123,30 +124,43 @@ impl Directory {
                 if let Ok(found) = outcome
                     && found.has_leader
                 {
-                    return Some(found);
+                    return Surroundings { leader: Some(found), ..Surroundings::default() };
                 }
             }
-            None
+            Surroundings::default()
         }
     }
 
-    /// Looks whether another node leads, and connects to it.
-    pub(super) fn find_leader(
-        &self,
-        connected: &Connected,
-    ) -> impl Future<Output = Option<Connected>> + use<> {
+    /// Looks who the members are, and whether another node leads; connects to that one.
+    pub(super) fn look_around(&self, connected: &Connected) -> impl Future<Output = Surroundings> + use<> {
         let (endpoint, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
         let client = LockServiceClient::new(connected.channel.clone());
         async move {
-            let status = status_of(client).await.ok()?;
-            let leader = leader_endpoint(&endpoint, &status)?;
-            let node = Node::dial(&leader, Some(&cluster_id)).await.ok()?;
-            if !node.status.is_leader {
-                return None;
-            }
-            node.open().await.ok()
+            let Ok(status) = status_of(client).await else { return Surroundings::default() };
+            let members = member_endpoints(&endpoint, &status);
+            let leader = async {
+                let leader = leader_endpoint(&endpoint, &status)?;
+                let node = Node::dial(&leader, Some(&cluster_id)).await.ok()?;
+                if node.status.is_leader { node.open().await.ok() } else { None }
+            };
+            Surroundings { leader: leader.await, members }
         }
     }
+}
+
+/// What a look around found.
+#[derive(Default)]
+pub(super) struct Surroundings {
+    /// Where the members can be reached; none if that is not known.
+    pub(super) members: Vec<String>,
+    /// The leader, if that is another node; or else one that knows it.
+    pub(super) leader: Option<Connected>,
+}
+
+/// Those that are expected have no address yet.
+fn member_endpoints(endpoint: &str, status: &GetStatusResponse) -> Vec<String> {
+    let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
+    members.map(|member| url_like(endpoint, &member.grpc_address)).collect()
 }
 
 /// Of two problems the one that a person should hear of: one that will not go away by itself.
@@ -220,8 +234,7 @@ impl Node {
             Err(_) => return Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
         };
         let has_leader = status.is_leader || !status.leader_address.is_empty();
-        let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
-        let members = members.map(|member| url_like(&endpoint, &member.grpc_address)).collect();
+        let members = member_endpoints(&endpoint, &status);
         let cluster_id = status.cluster_id;
         Ok(Connected { endpoint, cluster_id, has_leader, members, channel, calls, answers })
     }

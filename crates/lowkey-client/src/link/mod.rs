@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 
-use self::connect::{Connected, Directory};
+use self::connect::{Connected, Directory, Surroundings};
 use self::pending::{Pending, Reply, Waiting};
 use crate::error::Error;
 use crate::random::Backoff;
@@ -204,8 +204,8 @@ struct Task {
     /// How long answers take on this stream, the slower ones counted.
     latency: Duration,
     backoff: Backoff,
-    /// Under way: a look whether another node leads, and the way to it.
-    check: Option<BoxFuture<'static, Option<Connected>>>,
+    /// Under way: a look at who the members are, whether another node leads, and the way to it.
+    check: Option<BoxFuture<'static, Surroundings>>,
 }
 
 enum Connection {
@@ -221,7 +221,7 @@ enum News {
     Order(Option<Order>),
     Connected(Result<Connected, Error>),
     Answer(Option<Result<SessionAnswer, tonic::Status>>),
-    Checked(Option<Connected>),
+    Checked(Surroundings),
     Time,
 }
 
@@ -238,7 +238,7 @@ impl Task {
                 && let Connection::Open(connected) = &self.connection
             {
                 next_check = Instant::now() + LEADER_CHECK_INTERVAL;
-                self.check = Some(self.directory.find_leader(connected).boxed());
+                self.check = Some(self.directory.look_around(connected).boxed());
             }
             match self.wait(is_open, next_check).await {
                 News::Order(Some(order)) => self.take(order),
@@ -250,9 +250,14 @@ impl Task {
                 News::Answer(Some(Ok(answer))) => self.answered(answer),
                 News::Answer(Some(Err(status))) => self.broken(status.message()),
                 News::Answer(None) => self.broken("the node ended the stream"),
-                News::Checked(found) => {
+                News::Checked(Surroundings { members, leader }) => {
                     self.check = None;
-                    if let Some(leader) = found {
+                    if let Connection::Open(connected) = &self.connection
+                        && !members.is_empty()
+                    {
+                        self.directory.learn(&members, &connected.endpoint);
+                    }
+                    if let Some(leader) = leader {
                         self.connected(Ok(leader));
                     }
                 }
@@ -378,7 +383,7 @@ impl Task {
         let error = ApiError::from(error);
         match error.reason {
             // The node is about to end: what it has not answered is asked elsewhere.
-            Reason::NodeStopping => {
+            Reason::NodeStopping | Reason::NodeRemoved => {
                 if seq == 0 || !self.pending.retry(seq, &error, Instant::now()) {
                     self.broken(&error.message);
                 }

@@ -3,11 +3,11 @@
 use super::waiting::LAST;
 use super::{Lease, State};
 use crate::claim::{Claim, Mode, Scope};
-use crate::command::{AcquireWith, Command, GrantRef, Refusal, Reply, Requester};
+use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Refusal, Reply, Requester};
 use crate::holders::Grant;
 use crate::limits::{LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use crate::mutants;
-use crate::name::{LeaseId, LockName, OwnerId, RequestId, Ticket, Token};
+use crate::name::{LeaseId, LockName, MemberId, NodeName, OwnerId, RequestId, Ticket, Token};
 use crate::recent::Recent;
 
 /// What a release means.
@@ -43,17 +43,54 @@ impl State {
             }
             Command::Expire { .. } | Command::CancelWait { .. } => Ok(None),
             Command::AddMember { node } => {
-                let taken = self
-                    .members
-                    .values()
-                    .find(|member| member.name == node.name && member.identity != node.identity);
-                match taken {
-                    Some(member) => {
-                        Err(Refusal::NodeNameTaken { name: node.name.clone(), by: member.identity })
-                    }
-                    None => Ok(None),
-                }
+                let place = self.place_of(node);
+                self.check_node_name(node, place)?;
+                Ok(None)
             }
+            Command::UpdateMember { member, node } => {
+                let known = self.members.get(member);
+                if known.is_none_or(|known| known.identity.is_none() || known.identity != node.identity) {
+                    return Err(Refusal::NodeNotFound { name: node.name.clone() });
+                }
+                self.check_node_name(node, Some(*member))?;
+                Ok(None)
+            }
+            Command::RemoveMember { name, member } => match self.member_named(name) {
+                Some(found) if member.is_none_or(|member| member == found) => {
+                    if self.members.len() == 1 {
+                        return Err(Refusal::LastNode { name: name.clone() });
+                    }
+                    Ok(None)
+                }
+                _ => Err(Refusal::NodeNotFound { name: name.clone() }),
+            },
+        }
+    }
+
+    /// The registered node that this one is, or whose place it takes.
+    pub(super) fn place_of(&self, node: &NodeInfo) -> Option<MemberId> {
+        let own =
+            |(_, known): &(&MemberId, &NodeInfo)| known.identity.is_some() && known.identity == node.identity;
+        let expected =
+            |(_, known): &(&MemberId, &NodeInfo)| known.identity.is_none() && known.name == node.name;
+        self.members
+            .iter()
+            .find(own)
+            .or_else(|| self.members.iter().find(expected))
+            .map(|(member, _)| *member)
+    }
+
+    /// The registered node of this name.
+    pub fn member_named(&self, name: &NodeName) -> Option<MemberId> {
+        self.members.iter().find(|(_, known)| known.name == *name).map(|(member, _)| *member)
+    }
+
+    fn check_node_name(&self, node: &NodeInfo, place: Option<MemberId>) -> Result<(), Refusal> {
+        match self.member_named(&node.name).filter(|named| Some(*named) != place) {
+            Some(named) => {
+                Err(Refusal::NodeNameTaken { name: node.name.clone(), by: self.members[&named].identity })
+            }
+            None => Ok(()),
         }
     }
 

@@ -54,6 +54,15 @@ impl State {
                 self.expire(leases, *since_unix_ms, events)
             }
             Command::AddMember { node } => Reply::MemberAdded { member: self.add_member(node) },
+            Command::UpdateMember { member, node } => {
+                self.members.insert(*member, node.clone());
+                Reply::MemberAdded { member: *member }
+            }
+            Command::RemoveMember { name, .. } => {
+                let member = self.member_named(name).expect("a node that is removed is registered");
+                self.members.remove(&member);
+                Reply::MemberRemoved { member }
+            }
         }
     }
 
@@ -309,14 +318,10 @@ impl State {
     }
 
     fn add_member(&mut self, node: &NodeInfo) -> MemberId {
-        let known = self.members.iter().find(|(_, member)| member.identity == node.identity);
-        let member = match known {
-            Some((member, _)) => *member,
-            None => {
-                self.last_member = MemberId(self.last_member.0 + 1);
-                self.last_member
-            }
-        };
+        let member = self.place_of(node).unwrap_or_else(|| {
+            self.last_member = MemberId(self.last_member.0 + 1);
+            self.last_member
+        });
         self.members.insert(member, node.clone());
         member
     }

@@ -111,6 +111,11 @@ impl State {
         self.members.get(&member)
     }
 
+    /// The highest id that a node was ever registered with.
+    pub fn last_member(&self) -> MemberId {
+        self.last_member
+    }
+
     fn view(&self, name: &LockName, lock: &Lock, shown_max: usize) -> LockView {
         let tickets = lock.queue.iter().flat_map(|queue| queue.in_order());
         LockView {

@@ -4,8 +4,8 @@
 //! ago"); [`log_of`] makes the entries of a log of it.
 
 use lowkey_core::{
-    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, LeaseId, LockName, Mode, NodeIdentity,
-    NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
+    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, LeaseId, LockName, MemberId, Mode,
+    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -109,6 +109,16 @@ enum Action {
         leases: Vec<Of>,
         term_off: i8,
         since: u64,
+    },
+    RemoveMember {
+        name: u8,
+        member: Option<u64>,
+    },
+    UpdateMember {
+        member: u64,
+        name: u8,
+        identity: u8,
+        host: u8,
     },
     AddMember {
         name: u8,
@@ -301,8 +311,13 @@ fn plain_action() -> impl Strategy<Value = Action> {
             .prop_map(|(waits, since)| Action::Cancel { waits, since }),
         2 => (collection::vec(of(), 0..3), prop_oneof![2 => Just(0), 1 => -1..=1i8], since.clone())
             .prop_map(|(leases, term_off, since)| Action::Expire { leases, term_off, since }),
-        2 => (0..3u8, 0..3u8, 0..2u8)
+        4 => (0..3u8, 0..4u8, 0..2u8)
             .prop_map(|(name, identity, host)| Action::AddMember { name, identity, host }),
+        2 => (0..3u8, option::weighted(0.3, 1..4u64))
+            .prop_map(|(name, member)| Action::RemoveMember { name, member }),
+        2 => (1..4u64, 0..3u8, 0..4u8, 0..2u8).prop_map(|(member, name, identity, host)| {
+            Action::UpdateMember { member, name, identity, host }
+        }),
         5 => (0..12usize, since.clone(), any::<bool>())
             .prop_map(|(back, since, wait)| Action::Repeat { back, since, wait }),
         1 => (0..6u8, since, any::<bool>())
@@ -457,16 +472,15 @@ impl Seen<'_> {
                 decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
                 since_unix_ms: *since,
             },
-            Action::AddMember { name, identity, host } => Command::AddMember {
-                node: NodeInfo {
-                    name: NodeName::parse(&format!("n{name}")).expect("a node name"),
-                    identity: NodeIdentity([*identity; 16]),
-                    raft_address: format!("host{host}:7000"),
-                    grpc_address: format!("host{host}:9000"),
-                    http_address: format!("host{host}:8080"),
-                    command_version: 1,
-                },
-            },
+            Action::AddMember { name, identity, host } => {
+                Command::AddMember { node: node(*name, *identity, *host) }
+            }
+            Action::UpdateMember { member, name, identity, host } => {
+                Command::UpdateMember { member: MemberId(*member), node: node(*name, *identity, *host) }
+            }
+            Action::RemoveMember { name, member } => {
+                Command::RemoveMember { name: node_name(*name), member: member.map(MemberId) }
+            }
             Action::Repeat { back, since, wait: waits } => {
                 let mut again = self.log.iter().rev().nth(*back)?.command.clone()?;
                 again.stamp(*since);
@@ -494,7 +508,11 @@ impl Seen<'_> {
                     | Command::Acquire { request, .. }
                     | Command::Release { request, .. }
                     | Command::SetValue { request, .. } => *request = awaited.clone(),
-                    Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => {}
+                    Command::CancelWait { .. }
+                    | Command::Expire { .. }
+                    | Command::AddMember { .. }
+                    | Command::UpdateMember { .. }
+                    | Command::RemoveMember { .. } => {}
                 }
                 command
             }
@@ -646,4 +664,20 @@ fn request(number: u8) -> RequestId {
 
 fn seconds(ttl: i64) -> Ttl {
     Ttl::parse(ttl).expect("a ttl")
+}
+
+fn node_name(name: u8) -> NodeName {
+    NodeName::parse(&format!("n{name}")).expect("a node name")
+}
+
+/// 0 is the identity of a node that is expected: none.
+fn node(name: u8, identity: u8, host: u8) -> NodeInfo {
+    NodeInfo {
+        name: node_name(name),
+        identity: (identity != 0).then_some(NodeIdentity([identity; 16])),
+        raft_address: format!("host{host}:7000"),
+        grpc_address: format!("host{host}:9000"),
+        http_address: format!("host{host}:8080"),
+        command_version: 1,
+    }
 }

@@ -9,8 +9,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use lowkey_core::{
     AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay, LeaseId,
-    LockName, MemberId, Mode, NodeInfo, OwnerId, Refusal, Reply, RequestId, Requester, Scope, Ticket, Token,
-    Ttl, Value, WaitEnd,
+    LockName, MemberId, Mode, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope,
+    Ticket, Token, Ttl, Value, WaitEnd,
 };
 
 #[derive(Default)]
@@ -138,7 +138,11 @@ fn since(command: &Command) -> u64 {
         | Command::Release { since_unix_ms, .. }
         | Command::CancelWait { since_unix_ms, .. }
         | Command::Expire { since_unix_ms, .. } => *since_unix_ms,
-        Command::CreateLease { .. } | Command::SetValue { .. } | Command::AddMember { .. } => 0,
+        Command::CreateLease { .. }
+        | Command::SetValue { .. }
+        | Command::AddMember { .. }
+        | Command::UpdateMember { .. }
+        | Command::RemoveMember { .. } => 0,
     }
 }
 
@@ -192,6 +196,8 @@ impl Model {
                 Ok(Reply::Expired { count })
             }
             Command::AddMember { node } => self.add_member(node),
+            Command::UpdateMember { member, node } => self.update_member(*member, node),
+            Command::RemoveMember { name, member } => self.remove_member(name, *member),
         };
         self.grant_whose_turn_it_is();
         Applied { reply, events: std::mem::take(&mut self.events) }
@@ -556,17 +562,50 @@ impl Model {
     }
 
     fn add_member(&mut self, node: &NodeInfo) -> Result<Reply, Refusal> {
-        let other = self.members.iter().find(|(_, m)| m.name == node.name && m.identity != node.identity);
-        if let Some((_, other)) = other {
-            return Err(Refusal::NodeNameTaken { name: node.name.clone(), by: other.identity });
-        }
-        if let Some((member, known)) = self.members.iter_mut().find(|(_, m)| m.identity == node.identity) {
-            *known = node.clone();
-            return Ok(Reply::MemberAdded { member: *member });
+        let known = self.members.iter().find(|(_, m)| m.identity.is_some() && m.identity == node.identity);
+        let named = self.members.iter().find(|(_, m)| m.name == node.name);
+        let place = match (known, named) {
+            (Some((member, _)), Some((other, by))) if member != other => Err(by.identity),
+            (Some((member, _)), _) => Ok(Some(*member)),
+            (None, Some((expected, by))) if by.identity.is_none() => Ok(Some(*expected)),
+            (None, Some((_, by))) => Err(by.identity),
+            (None, None) => Ok(None),
+        };
+        match place {
+            Err(by) => return Err(Refusal::NodeNameTaken { name: node.name.clone(), by }),
+            Ok(Some(member)) => {
+                self.members.iter_mut().filter(|(m, _)| *m == member).for_each(|(_, m)| *m = node.clone());
+                return Ok(Reply::MemberAdded { member });
+            }
+            Ok(None) => {}
         }
         self.last_member += 1;
         self.members.push((MemberId(self.last_member), node.clone()));
         Ok(Reply::MemberAdded { member: MemberId(self.last_member) })
+    }
+}
+
+impl Model {
+    fn update_member(&mut self, member: MemberId, node: &NodeInfo) -> Result<Reply, Refusal> {
+        let is_meant = |(m, known): &(MemberId, NodeInfo)| {
+            *m == member && known.identity.is_some() && known.identity == node.identity
+        };
+        if !self.members.iter().any(is_meant) {
+            return Err(Refusal::NodeNotFound { name: node.name.clone() });
+        }
+        self.add_member(node)
+    }
+
+    fn remove_member(&mut self, name: &NodeName, member: Option<MemberId>) -> Result<Reply, Refusal> {
+        let found = self
+            .members
+            .iter()
+            .position(|(m, known)| known.name == *name && member.is_none_or(|member| member == *m));
+        match found {
+            None => Err(Refusal::NodeNotFound { name: name.clone() }),
+            Some(_) if self.members.len() == 1 => Err(Refusal::LastNode { name: name.clone() }),
+            Some(at) => Ok(Reply::MemberRemoved { member: self.members.remove(at).0 }),
+        }
     }
 }
 

@@ -322,7 +322,7 @@ impl World {
 fn node(id: u64) -> NodeInfo {
     NodeInfo {
         name: NodeName::parse(&format!("n{id}")).expect("a good name"),
-        identity: NodeIdentity([id as u8; 16]),
+        identity: Some(NodeIdentity([id as u8; 16])),
         raft_address: format!("n{id}:7000"),
         grpc_address: format!("n{id}:9000"),
         http_address: format!("n{id}:8080"),

@@ -43,6 +43,8 @@ pub(crate) struct Cluster {
     last_call: u64,
     /// What a node is told once its turn is over.
     reports: VecDeque<(u64, Input)>,
+    /// Nodes that were told that they are no members any more.
+    told_removed: BTreeSet<u64>,
     /// What the replicas' states hashed to, by revision.
     hashes: BTreeMap<u64, u64>,
     pub(crate) settings: Settings,
@@ -102,7 +104,7 @@ impl Node {
 pub(crate) fn node_info(id: u64) -> NodeInfo {
     NodeInfo {
         name: NodeName::parse(&format!("n{id}")).expect("a short name is a node's name"),
-        identity: NodeIdentity([id as u8; 16]),
+        identity: Some(NodeIdentity([id as u8; 16])),
         raft_address: format!("n{id}:7000"),
         grpc_address: format!("n{id}:9000"),
         http_address: format!("n{id}:8080"),
@@ -119,6 +121,7 @@ impl Cluster {
             calls: BTreeMap::new(),
             last_call: 0,
             reports: VecDeque::new(),
+            told_removed: BTreeSet::new(),
             hashes: BTreeMap::new(),
             settings: Settings {
                 snapshot_entries: 10_000,
@@ -392,7 +395,15 @@ impl Cluster {
         if show || self.settings.show_messages {
             self.tell(message_words(&message));
         }
-        let up = self.nodes.get(&to).is_some_and(|node| node.replica.is_some());
+        let addressee = self.nodes.get(&to).and_then(|node| node.replica.as_ref());
+        let up = addressee.is_some();
+        // A node that was removed is told so, and nothing else, as it is at a real node's door.
+        if addressee.is_some_and(|replica| replica.status().has_removed(MemberId(from))) {
+            if self.told_removed.insert(from) {
+                self.tell(format!("n{to} tells n{from} that it was removed"));
+            }
+            return Ok(());
+        }
         let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
         if up {
             self.step(to, Input::Message(Box::new(message)))?;

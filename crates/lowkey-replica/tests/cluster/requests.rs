@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, LeaseId, LockName, Mode, NamePrefix, OwnerId, RequestId, Requester,
-    Scope, Token, Ttl, Value, WaitTime,
+    AcquireWith, Command, GrantRef, LeaseId, LockName, Mode, NamePrefix, NodeIdentity, OwnerId, RequestId,
+    Requester, Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Query, Request};
 
@@ -38,6 +38,10 @@ impl<'a> Words<'a> {
 
     fn lease(&self) -> Parsed<Option<LeaseId>> {
         Ok(self.key("lease").map(str::parse).transpose()?.map(LeaseId))
+    }
+
+    fn node(&self) -> Parsed<u64> {
+        Ok(self.at(0)?.strip_prefix('n').ok_or("a node is needed")?.parse()?)
     }
 
     fn token(&self) -> Parsed<Option<Token>> {
@@ -88,9 +92,17 @@ impl<'a> Words<'a> {
                 request,
             },
             "add_member" => {
-                let id = self.at(0)?.strip_prefix('n').ok_or("a node is needed")?;
-                Command::AddMember { node: node_info(id.parse()?) }
+                let mut node = node_info(self.node()?);
+                if let Some(identity) = self.key("identity") {
+                    node.identity = match identity {
+                        "none" => None,
+                        number => Some(NodeIdentity([number.parse()?; 16])),
+                    };
+                }
+                Command::AddMember { node }
             }
+            "remove_member" => Command::RemoveMember { name: node_info(self.node()?).name, member: None },
+            "transfer" => return Ok(Request::Transfer { to: node_info(self.node()?).name }),
             other => return Err(format!("no such request: {other}").into()),
         };
         Ok(Request::Command(command))

@@ -58,6 +58,8 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::CancelWait { tickets, .. }) => format!("cancel_wait({tickets:?})"),
         Ok(Command::Expire { leases, .. }) => format!("expire({leases:?})"),
         Ok(Command::AddMember { node }) => format!("add_member({})", node.name),
+        Ok(Command::UpdateMember { node, .. }) => format!("update_member({})", node.name),
+        Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
         Err(_) => "members".to_owned(),
     }
 }
@@ -83,6 +85,11 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("not current, {other}as of {revision}")
         }
         Ok(Response::Revision(revision)) => format!("revision {revision}"),
+        Ok(Response::Leads { member }) => format!("n{member} leads"),
+        Err(Failure::QuorumAtRisk { answering, voters }) => {
+            format!("QUORUM_AT_RISK, {answering} of {voters} voters answer")
+        }
+        Err(Failure::CannotLead { name, why }) => format!("CANNOT_LEAD {name}, {why:?}"),
         Err(Failure::Refused(refusal)) => format!("refused: {}", refusal_words(refusal)),
         Err(Failure::NotLeader { leader: None }) => "NOT_LEADER, leader unknown".to_owned(),
         Err(Failure::NotLeader { leader: Some(leader) }) => format!("NOT_LEADER, n{leader} is"),
@@ -114,6 +121,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
+        Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
     }
 }
 
@@ -133,6 +141,8 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::TooManyLocks { lease } => format!("TOO_MANY_LOCKS lease {lease}"),
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
         Refusal::NodeNameTaken { name, .. } => format!("NODE_NAME_TAKEN {name}"),
+        Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
+        Refusal::LastNode { name } => format!("LAST_NODE {name}"),
     }
 }
 
@@ -219,5 +229,11 @@ pub(crate) fn voters_words(status: &Status) -> String {
         .filter(|member| member.voter)
         .map(|member| format!("n{}", member.member))
         .collect();
-    if voters.is_empty() { "nobody".to_owned() } else { voters.join(" ") }
+    let voters = if voters.is_empty() { "nobody".to_owned() } else { voters.join(" ") };
+    let leaving: Vec<String> = status.leaving.iter().map(|member| format!("n{member}")).collect();
+    match leaving.as_slice() {
+        [] if status.has_removed(status.member) => voters + ", and itself removed",
+        [] => voters,
+        _ => format!("{voters}, leaving {}", leaving.join(" ")),
+    }
 }

@@ -11,8 +11,9 @@ use lowkey_api::v1::{
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
     GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest, LeaderResponse, ListLocksRequest,
     ListLocksResponse, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
-    ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, ResignRequest, ResignResponse,
-    RevokeLeaseRequest, RevokeLeaseResponse, WatchEvent, WatchRequest,
+    ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
+    ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest,
+    TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use tokio::sync::watch;
 
@@ -134,6 +135,18 @@ pub trait Node: Send + Sync + 'static {
         &self,
         request: AddPeerRequest,
     ) -> impl Future<Output = Result<AddPeerResponse, ApiError>> + Send;
+
+    /// Removes a node.
+    fn remove_peer(
+        &self,
+        request: RemovePeerRequest,
+    ) -> impl Future<Output = Result<RemovePeerResponse, ApiError>> + Send;
+
+    /// Gives the lead to a node.
+    fn transfer_leader(
+        &self,
+        request: TransferLeaderRequest,
+    ) -> impl Future<Output = Result<TransferLeaderResponse, ApiError>> + Send;
 
     /// How this node sees the cluster. Never blocks.
     fn get_status(&self) -> GetStatusResponse;

@@ -1,9 +1,12 @@
 //! Members.
 
 use lowkey_api::ApiError;
-use lowkey_api::v1::{AddPeerRequest, AddPeerResponse};
+use lowkey_api::v1::{
+    AddPeerRequest, AddPeerResponse, RemovePeerRequest, RemovePeerResponse, TransferLeaderRequest,
+    TransferLeaderResponse,
+};
 use lowkey_core::limits::ADDRESS_BYTES_MAX;
-use lowkey_core::{Command, Invalid, NodeIdentity, NodeInfo, NodeName, Reply};
+use lowkey_core::{Command, Invalid, MemberId, NodeIdentity, NodeInfo, NodeName, Reply};
 use lowkey_replica::{Request, Response};
 
 use super::{Operation, unexpected, with_request_id};
@@ -16,15 +19,36 @@ impl Operation for AddPeerRequest {
     with_request_id!();
 
     fn parse(&self) -> Result<Request, Invalid> {
-        Ok(Request::Command(Command::AddMember {
-            node: NodeInfo {
-                name: NodeName::parse(&self.node_id)?,
-                identity: parse_identity(&self.identity)?,
-                raft_address: parse_address("raft_address", &self.raft_address)?,
-                grpc_address: parse_address("grpc_address", &self.grpc_address)?,
-                http_address: parse_address("http_address", &self.http_address)?,
-                command_version: self.command_version,
-            },
+        let name = NodeName::parse(&self.node_id)?;
+        // Whatever only a node itself can know is left away by those who expect one.
+        let is_expected = self.identity.is_empty()
+            && self.grpc_address.is_empty()
+            && self.http_address.is_empty()
+            && (self.command_version, self.member_id) == (0, 0);
+        let raft_address = |text| parse_address("raft_address", text);
+        if is_expected {
+            return Ok(Request::Command(Command::AddMember {
+                node: NodeInfo {
+                    name,
+                    identity: None,
+                    raft_address: raft_address(&self.raft_address)?,
+                    grpc_address: String::new(),
+                    http_address: String::new(),
+                    command_version: 0,
+                },
+            }));
+        }
+        let node = NodeInfo {
+            name,
+            identity: Some(parse_identity(&self.identity)?),
+            raft_address: raft_address(&self.raft_address)?,
+            grpc_address: parse_address("grpc_address", &self.grpc_address)?,
+            http_address: parse_address("http_address", &self.http_address)?,
+            command_version: self.command_version,
+        };
+        Ok(Request::Command(match self.member_id {
+            0 => Command::AddMember { node },
+            member => Command::UpdateMember { member: MemberId(member), node },
         }))
     }
 
@@ -34,6 +58,52 @@ impl Operation for AddPeerRequest {
             Response::Applied(Reply::MemberAdded { member }) => {
                 Ok(AddPeerResponse { member_id: member.0, ..AddPeerResponse::default() })
             }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Operation for RemovePeerRequest {
+    type Response = RemovePeerResponse;
+    const NUMBER: u32 = 12;
+    const CHANGES: bool = true;
+    with_request_id!();
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        Ok(Request::Command(Command::RemoveMember {
+            name: NodeName::parse(&self.node_id)?,
+            member: (self.member_id != 0).then_some(MemberId(self.member_id)),
+        }))
+    }
+
+    fn respond(&self, response: Response) -> Result<RemovePeerResponse, ApiError> {
+        match response {
+            Response::Applied(Reply::MemberRemoved { member }) => {
+                Ok(RemovePeerResponse { member_id: member.0 })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Operation for TransferLeaderRequest {
+    type Response = TransferLeaderResponse;
+    const NUMBER: u32 = 13;
+    // To ask again for what has happened is harmless.
+    const CHANGES: bool = false;
+    with_request_id!();
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        Ok(Request::Transfer { to: NodeName::parse(&self.node_id)? })
+    }
+
+    fn respond(&self, response: Response) -> Result<TransferLeaderResponse, ApiError> {
+        match response {
+            // The service adds where that node is.
+            Response::Leads { .. } => Ok(TransferLeaderResponse {
+                leader_id: self.node_id.clone(),
+                ..TransferLeaderResponse::default()
+            }),
             other => Err(unexpected(&other)),
         }
     }

@@ -3,7 +3,7 @@
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use lowkey_core::{InTheWay, LockName, Mode, Refusal, Scope};
-use lowkey_replica::Failure;
+use lowkey_replica::{CannotLead, Failure};
 
 /// A refusal of the replica as the caller is told it; nothing if the caller should ask another node.
 pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
@@ -34,6 +34,30 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
             "the leader's disk is full: no new leases or locks until there is space; renewals and releases go on",
         )
         .retry_after_ms(1000),
+        Failure::QuorumAtRisk { voters: 0, .. } => ApiError::new(
+            Reason::QuorumAtRisk,
+            "no other node votes: the cluster would end with this one; add a node, and wait until it votes",
+        ),
+        Failure::QuorumAtRisk { answering, voters } => ApiError::new(
+            Reason::QuorumAtRisk,
+            format!(
+                "of the {voters} voters that would be left, only {answering} answer, and that is no majority; bring \
+                 the others back, or remove those that do not answer first"
+            ),
+        )
+        .with("voters", voters)
+        .with("answering", answering),
+        Failure::CannotLead { name, why } => {
+            let why = match why {
+                CannotLead::NoVoter => "it does not vote; wait until it has caught up".to_owned(),
+                CannotLead::Silent => "the leader does not hear from it".to_owned(),
+                CannotLead::Behind { entries } => {
+                    format!("it lacks {entries} entries of the log; wait until it has caught up")
+                }
+                CannotLead::NotInTime => "it did not take over in time; look at the status, and ask again".to_owned(),
+            };
+            ApiError::new(Reason::TransferFailed, format!("node {name} does not lead: {why}")).with("node_id", name)
+        }
     })
 }
 
@@ -158,7 +182,18 @@ fn refused(refusal: Refusal) -> ApiError {
         Refusal::NodeNameTaken { name, by: _ } => ApiError::new(
             Reason::NodeNameTaken,
             // The other's identity is not told: it is what tells members from strangers.
-            format!("another node named {name} is a member already; choose another --node-id"),
+            format!(
+                "another node named {name} is a member already; choose another --node-id, or, if that node is lost \
+                 for good, remove it first: lowkey member remove {name}"
+            ),
+        ),
+        Refusal::NodeNotFound { name } => {
+            ApiError::new(Reason::NodeNotFound, format!("no node named {name} is a member of this cluster"))
+                .with("node_id", name)
+        }
+        Refusal::LastNode { name } => ApiError::new(
+            Reason::QuorumAtRisk,
+            format!("{name} is the only node: the cluster would end with it; to end it, stop the node"),
         ),
     }
 }

@@ -6,13 +6,28 @@
 use lowkey_core::{ClusterId, MemberId, NodeIdentity};
 use lowkey_replica::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::{Request, Status as GrpcStatus};
+use tonic::{Code, Request, Status as GrpcStatus};
 
 const CLUSTER: &str = "lowkey-cluster";
 const FROM: &str = "lowkey-from";
 const IDENTITY: &str = "lowkey-identity";
 const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
+/// On a refusal: the caller has been a member and is none any more. It will never be let in again.
+const REMOVED: &str = "lowkey-removed";
+
+/// The refusal of a member that was removed.
+pub(crate) fn refuse_removed(member: MemberId) -> GrpcStatus {
+    let mut metadata = MetadataMap::new();
+    metadata.insert(REMOVED, MetadataValue::from_static("true"));
+    let cause = format!("member {member} was removed from this cluster");
+    GrpcStatus::with_metadata(Code::PermissionDenied, cause, metadata)
+}
+
+/// True if a refusal says that this node was removed.
+pub(crate) fn says_removed(status: &GrpcStatus) -> bool {
+    status.code() == Code::PermissionDenied && status.metadata().contains_key(REMOVED)
+}
 
 /// Who this node is, as it tells its peers.
 #[derive(Clone, Debug)]
@@ -76,26 +91,120 @@ impl Hello {
             return Err(GrpcStatus::failed_precondition(cause));
         }
         let (identity, raft_address) = (field(IDENTITY)?, field(ADDRESS)?.to_owned());
-        match status.members.iter().find(|known| known.member == member) {
-            Some(known) if known.node.identity.to_string() != identity => {
+        if status.has_removed(member) {
+            return Err(refuse_removed(member));
+        }
+        let known = status.members.iter().find(|known| known.member == member);
+        match known.map(|known| known.node.identity) {
+            Some(Some(known)) if known.to_string() != identity => {
                 let cause = format!("member {member} has another identity in this cluster");
                 return Err(GrpcStatus::permission_denied(cause));
             }
-            Some(_) => {}
-            // Numbers are given in order: a lower one that is not known has been a member.
-            None if status.members.iter().any(|known| known.member > member) => {
-                let cause = format!("member {member} is no longer a member of this cluster");
-                return Err(GrpcStatus::permission_denied(cause));
-            }
-            // A higher one may be newer than what this node has applied. It is heard only where that
-            // matters: by a node that knows nobody yet, or in an election. While there is a leader,
-            // a newcomer has nothing to say to a node that has not heard of it.
-            None if !status.members.is_empty() && status.leader.is_some() => {
+            Some(Some(_)) => {}
+            // Its identity went with its entry in the register, but it still has a part in the quorum.
+            None if status.leaving.contains(&member) => {}
+            // A higher number may be newer than what this node has applied, and one that was expected may
+            // have come. It is heard only where that matters: by a node that knows nobody yet, or in an
+            // election. While there is a leader, a newcomer has nothing to say to a node that has not heard
+            // of it.
+            Some(None) | None if !status.members.is_empty() && status.leader.is_some() => {
                 let cause = format!("member {member} is not known here yet");
                 return Err(GrpcStatus::permission_denied(cause));
             }
-            None => {}
+            Some(None) | None => {}
         }
         Ok(Caller { member, raft_address })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowkey_core::{NodeInfo, NodeName, Token};
+    use lowkey_replica::{MemberStatus, Role};
+
+    use super::*;
+
+    fn hello(own: u64) -> Hello {
+        Hello {
+            cluster: ClusterId([7; 16]),
+            own: MemberId(own),
+            identity: NodeIdentity([own as u8; 16]),
+            raft_address: "127.0.0.1:7000".to_owned(),
+        }
+    }
+
+    fn member(number: u64, identity: Option<u8>) -> MemberStatus {
+        MemberStatus {
+            member: MemberId(number),
+            node: NodeInfo {
+                name: NodeName::parse(&format!("n{number}")).unwrap(),
+                identity: identity.map(|byte| NodeIdentity([byte; 16])),
+                raft_address: "127.0.0.1:7000".to_owned(),
+                grpc_address: String::new(),
+                http_address: String::new(),
+                command_version: 0,
+            },
+            voter: true,
+            progress: None,
+        }
+    }
+
+    /// Member 1 of a cluster that has given so many numbers, and in which somebody leads.
+    fn status(members: Vec<MemberStatus>, leaving: &[u64], last_member: u64) -> Status {
+        Status {
+            member: MemberId(1),
+            term: 2,
+            role: Role::Follower,
+            leader: Some(MemberId(2)),
+            serving: false,
+            applied: 9,
+            committed: 9,
+            leases: 0,
+            locks: 0,
+            waiters: 0,
+            last_token: Token(0),
+            voters: members.len(),
+            members,
+            leaving: leaving.iter().copied().map(MemberId).collect(),
+            last_member: MemberId(last_member),
+        }
+    }
+
+    fn check(caller: u64, status: &Status) -> Result<Caller, GrpcStatus> {
+        hello(1).check(hello(caller).sign(MemberId(1), ()).metadata(), status)
+    }
+
+    #[test]
+    fn a_member_that_was_removed_is_told_so_also_if_it_was_the_last_to_come() {
+        let both = || vec![member(1, Some(1)), member(2, Some(2))];
+        assert!(check(2, &status(both(), &[], 3)).is_ok());
+        assert!(says_removed(&check(3, &status(both(), &[], 3)).unwrap_err()));
+        // Its acknowledgement may be what its own removal needs.
+        assert!(check(3, &status(both(), &[3], 3)).is_ok());
+    }
+
+    #[test]
+    fn who_is_not_known_is_no_member_that_was_removed() {
+        let both = vec![member(1, Some(1)), member(2, Some(2))];
+        let unknown = check(4, &status(both, &[], 3)).unwrap_err();
+        assert!(!says_removed(&unknown) && unknown.message().contains("not known here yet"), "{unknown:?}");
+        // A node that knows nobody yet lets everybody in.
+        assert!(check(4, &status(Vec::new(), &[], 0)).is_ok());
+    }
+
+    #[test]
+    fn who_comes_where_a_node_is_expected_is_heard_once_that_is_known() {
+        let expected = vec![member(1, Some(1)), member(2, Some(2)), member(3, None)];
+        let early = check(3, &status(expected, &[], 3)).unwrap_err();
+        assert!(!says_removed(&early), "{early:?}");
+        let come = vec![member(1, Some(1)), member(2, Some(2)), member(3, Some(3))];
+        assert!(check(3, &status(come, &[], 3)).is_ok());
+    }
+
+    #[test]
+    fn another_identity_under_a_known_number_is_refused_and_not_told_of_a_removal() {
+        let others = vec![member(1, Some(1)), member(2, Some(9))];
+        let refused = check(2, &status(others, &[], 3)).unwrap_err();
+        assert!(!says_removed(&refused) && refused.message().contains("another identity"), "{refused:?}");
     }
 }

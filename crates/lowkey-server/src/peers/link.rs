@@ -15,10 +15,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
 use super::forward::{Forward, forward_requests};
+use super::hello::says_removed;
 use super::proto::peer_client::PeerClient;
 use super::proto::{MessageFrame, SnapshotChunk};
 use super::{FRAMES_MAX, Hello, snapshot_sent, unreachable};
-use crate::inbox::Inbox;
+use crate::inbox::{Event, Inbox};
 
 /// How long making a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -102,6 +103,9 @@ async fn send_messages(mut wire: Wire, mut frames: mpsc::Receiver<Vec<Vec<u8>>>)
             }
         };
         drop(call);
+        if ended.as_ref().is_err_and(says_removed) {
+            wire.inbox.report(Event::Removed);
+        }
         complaints.about(wire.to, "messages", ended.err());
         wire.inbox.report(unreachable(wire.to));
         // What waited is old by now; Raft sends what is still needed anew.

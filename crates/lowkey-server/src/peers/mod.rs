@@ -77,7 +77,8 @@ impl Links {
     }
 
     /// Keeps links to exactly the members, at their addresses, and to who was heard from before this
-    /// node has learned of any members.
+    /// node has learned of any members. A link outlives its member's name in the register until the
+    /// configuration has changed: that change may need the member's own acknowledgement.
     pub(crate) fn follow(&mut self, status: &Status) {
         for member in &status.members {
             if member.member != self.hello.own {
@@ -86,7 +87,10 @@ impl Links {
             }
         }
         if !status.members.is_empty() {
-            let gone = |member: &MemberId| !status.members.iter().any(|known| known.member == *member);
+            let gone = |member: &MemberId| {
+                !status.members.iter().any(|known| known.member == *member)
+                    && !status.leaving.contains(member)
+            };
             for member in self.links.keys().copied().filter(gone).collect::<Vec<_>>() {
                 self.links.remove(&member);
                 self.forwarders.remove(member);

@@ -12,7 +12,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::hello::Caller;
+use super::hello::{Caller, refuse_removed};
 use super::link::{Complaints, FRAME_BYTES_MAX};
 use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotTaken};
@@ -83,6 +83,10 @@ impl Peer for Peers {
         loop {
             tokio::select! {
                 frame = frames.next() => match frame {
+                    // It may have been removed since it was let in.
+                    Some(_) if self.service.view.status().has_removed(caller.member) => {
+                        return Err(refuse_removed(caller.member));
+                    }
                     Some(frame) => self.deliver(&caller, &frame?.messages)?,
                     None => return Ok(Response::new(MessagesEnd {})),
                 },

@@ -5,8 +5,9 @@ use lowkey_api::v1::{
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
     GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest, LeaderResponse, ListLocksRequest,
     ListLocksResponse, Member, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse,
-    ReleaseLockRequest, ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, ResignRequest,
-    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, Stats, WatchEvent, WatchRequest,
+    ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest,
+    RenewLeaseResponse, ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, Stats,
+    TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::WAIT_MS_MAX;
@@ -48,6 +49,21 @@ impl Node for Service {
             members: members(&self.view.status()),
             ..response
         })
+    }
+
+    async fn remove_peer(&self, request: RemovePeerRequest) -> Result<RemovePeerResponse, ApiError> {
+        self.call(request).await
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: TransferLeaderRequest,
+    ) -> Result<TransferLeaderResponse, ApiError> {
+        let TransferLeaderResponse { leader_id, .. } = self.call(request).await?;
+        let status = self.view.status();
+        let leader = status.members.iter().find(|member| member.node.name.as_str() == leader_id);
+        let leader_address = leader.map(|leader| leader.node.grpc_address.clone()).unwrap_or_default();
+        Ok(TransferLeaderResponse { leader_id, leader_address })
     }
 
     async fn list_locks(&self, request: ListLocksRequest) -> Result<ListLocksResponse, ApiError> {
@@ -122,7 +138,7 @@ impl Node for Service {
             node_id: self.node_name.clone(),
             is_leader: status.role == Role::Leader,
             leader_address: leader.map(|leader| leader.node.grpc_address.clone()).unwrap_or_default(),
-            cluster_size: count(status.members.iter().filter(|member| member.voter).count()),
+            cluster_size: count(status.voters),
             state: state_name(&status).to_owned(),
             stats: Some(Stats {
                 leases: count(status.leases),
@@ -138,12 +154,14 @@ impl Node for Service {
             members: members(&status),
             leader_id: leader.map(|leader| leader.node.name.to_string()).unwrap_or_default(),
             leader_http_address: leader.map(|leader| leader.node.http_address.clone()).unwrap_or_default(),
+            leaving: status.leaving.iter().map(|member| member.0).collect(),
         }
     }
 
     fn ready(&self) -> Result<(), String> {
         let status = self.view.status();
         match (status.role, status.leader) {
+            _ if self.view.is_removed() => Err("the node was removed from its cluster".into()),
             _ if *self.stopping.borrow() => Err("the node is stopping".into()),
             (Role::Leader, _) if !status.serving => Err("this node was elected and is catching up".into()),
             (_, Some(_)) => Ok(()),
@@ -198,6 +216,7 @@ fn members(status: &Status) -> Vec<Member> {
             leader: Some(member.member) == status.leader,
             lag,
             reachable,
+            expected: member.node.identity.is_none(),
         }
     };
     status.members.iter().map(member).collect()

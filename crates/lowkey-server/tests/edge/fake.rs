@@ -10,8 +10,9 @@ use lowkey_api::v1::{
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
     GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest, LeaderResponse, ListLocksRequest,
     ListLocksResponse, LockHolder, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse,
-    ReleaseLockRequest, ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse, ResignRequest,
-    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, WatchEvent, WatchRequest,
+    ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest,
+    RenewLeaseResponse, ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse,
+    TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Events, Node};
@@ -259,6 +260,21 @@ impl Node for FakeNode {
 
     async fn add_peer(&self, _request: AddPeerRequest) -> Result<AddPeerResponse, ApiError> {
         Ok(AddPeerResponse { member_id: 2, cluster_id: CLUSTER_ID.into(), members: vec![] })
+    }
+
+    async fn remove_peer(&self, request: RemovePeerRequest) -> Result<RemovePeerResponse, ApiError> {
+        match request.node_id.as_str() {
+            "node-2" => Ok(RemovePeerResponse { member_id: 2 }),
+            other => Err(ApiError::new(Reason::NodeNotFound, format!("there is no {other}"))),
+        }
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: TransferLeaderRequest,
+    ) -> Result<TransferLeaderResponse, ApiError> {
+        let leader_address = "127.0.0.1:9000".to_owned();
+        Ok(TransferLeaderResponse { leader_id: request.node_id, leader_address })
     }
 
     fn get_status(&self) -> GetStatusResponse {

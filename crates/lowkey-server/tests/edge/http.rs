@@ -35,6 +35,12 @@ async fn answers_are_exactly_as_documented() {
 
     let added = edge.post("/v1/cluster/peers", r#"{"nodeId":"node-2","raftAddress":"127.0.0.1:1"}"#).await;
     assert_eq!((added.status, added.json()["memberId"].as_str()), (200, Some("2")));
+    let handed = edge.post("/v1/cluster/transfer", r#"{"nodeId":"node-2"}"#).await;
+    assert_eq!((handed.status, handed.json()["leaderId"].as_str()), (200, Some("node-2")));
+    let removed = edge.delete("/v1/cluster/peers/node%2D2").await;
+    assert_eq!((removed.status, removed.body.as_str()), (200, r#"{"memberId":"2"}"#));
+    let unknown = edge.delete("/v1/cluster/peers/node-3").await;
+    assert_eq!((unknown.status, unknown.reason().as_str()), (404, "NODE_NOT_FOUND"));
 }
 
 #[tokio::test]

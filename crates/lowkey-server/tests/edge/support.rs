@@ -65,6 +65,11 @@ impl Edge {
         exchange(self.http, &format!("GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await
     }
 
+    pub(crate) async fn delete(&self, target: &str) -> Answer {
+        exchange(self.http, &format!("DELETE {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+            .await
+    }
+
     pub(crate) async fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
         self.post_with(path, "", body).await
     }

@@ -237,7 +237,9 @@ impl Case<'_> {
                 | Refusal::TooManyWaiters { .. }
                 | Refusal::TooManyLocks { .. }
                 | Refusal::RequestReused { .. }
-                | Refusal::NodeNameTaken { .. },
+                | Refusal::NodeNameTaken { .. }
+                | Refusal::NodeNotFound { .. }
+                | Refusal::LastNode { .. },
                 _,
             ) => false,
         }

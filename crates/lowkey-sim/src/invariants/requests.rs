@@ -34,7 +34,11 @@ impl Requests {
             | Command::Acquire { request, .. }
             | Command::Release { request, .. }
             | Command::SetValue { request, .. } => request,
-            Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => return Ok(()),
+            Command::CancelWait { .. }
+            | Command::Expire { .. }
+            | Command::AddMember { .. }
+            | Command::UpdateMember { .. }
+            | Command::RemoveMember { .. } => return Ok(()),
         };
         if committed.applied.events.is_empty() {
             return Ok(());

@@ -3,9 +3,6 @@
 //! Each file opens with its story: what happens, which rule it attacks, what must be true. A scenario
 //! is a world like any other, with every invariant checked at every step; it adds what must be true
 //! in this story alone, and ends with a cluster that is whole again and serves.
-//!
-//! Not possible yet, since what it attacks does not exist yet: a leader that removes itself and is cut off
-//! (removal of members).
 
 mod cancelled;
 mod cut_leader;
@@ -19,6 +16,7 @@ mod one_batch;
 mod paused_leader;
 mod places;
 mod release_retried;
+mod removal;
 mod renewal_at_expiry;
 mod rounds;
 mod script;
@@ -108,6 +106,9 @@ pub const ALL: &[Scenario] = &[
     in_line("a_place_is_kept_for_five_seconds", places::kept_for_five_seconds),
     in_line("a_waiter_learns_at_once_that_its_lease_is_gone", places::lost_with_its_lease),
     in_line("a_wait_longer_than_its_time_to_live", places::longer_than_its_ttl),
+    story("a_leader_that_removes_itself_and_is_cut_off", removal::of_a_leader_that_is_cut_off),
+    story("three_become_one_each_leader_in_turn", removal::of_all_but_one),
+    story("a_removal_that_would_cost_the_quorum", removal::that_would_cost_the_quorum),
     Scenario {
         clients: 6,
         ..story("an_elections_leader_killed_with_many_candidates", election::leader_killed)

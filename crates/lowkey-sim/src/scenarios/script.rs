@@ -486,7 +486,7 @@ impl Script {
         self.deliver_answers();
         for node in 0..self.world.nodes.len() {
             self.world.nodes[node].stalled_until = 0;
-            if self.world.nodes[node].process.is_none() {
+            if self.world.nodes[node].process.is_none() && !self.world.nodes[node].removed {
                 self.restart(node)?;
             }
         }

@@ -1,10 +1,10 @@
 //! How the machines of a world run: as the server's own loop does, with the disk in between.
 
-use lowkey_core::mutants;
+use lowkey_core::{MemberId, mutants};
 use lowkey_replica::{Input, MessageType, Output, Role, wire};
 
 use super::{Event, GROUP, TICK_NANOS, World};
-use crate::invariants::{Check, Committed, Violation};
+use crate::invariants::{Check, Committed, Violation, no_leader_drops_itself};
 use crate::node::StartProblem;
 use crate::plan::{MILLISECOND, SECOND};
 use crate::words;
@@ -156,6 +156,10 @@ impl World {
                 self.entry_committed(member, &committed)?;
             }
         }
+        let replica = &self.nodes[node].process.as_ref().expect("the caller looked").replica;
+        if replica.has_removed(MemberId(member)) {
+            self.tell_removed(node);
+        }
         let state = self.nodes[node].process.as_ref().expect("the caller looked").replica.state();
         self.agreement.compare(member, state)?;
         self.tokens.compare(member, &self.agreement, state.last_token(), state.revision())
@@ -190,6 +194,8 @@ impl World {
         process.remember(&mut output);
         for message in output.messages {
             self.agreement.sent(self.nodes[node].incarnation, &message)?;
+            let process = self.nodes[node].process.as_ref().expect("the caller looked");
+            no_leader_drops_itself(&process.replica, &message)?;
             let Some(to) = (message.to as usize).checked_sub(1).filter(|to| *to < self.nodes.len()) else {
                 continue;
             };
@@ -207,7 +213,11 @@ impl World {
         }
         for (call, answer) in output.replies {
             let process = self.nodes[node].process.as_mut().expect("a process that answers is there");
-            let Some(call) = process.calls.remove(&call) else { continue };
+            let Some(call) = process.calls.remove(&call) else {
+                // Nobody's but the operator's.
+                self.operator_heard.push((node, answer));
+                continue;
+            };
             if let Some(request) = &call.request {
                 self.waits.answered(request, &answer, self.now)?;
             }

@@ -1,6 +1,6 @@
 //! What travels between machines and clients, and what the clients of a world do.
 
-use lowkey_core::{Command, Reply, RequestId};
+use lowkey_core::{Command, MemberId, Reply, RequestId};
 use lowkey_replica::{CallId, Failure, Input, Request, Response, wire};
 
 use super::{Event, World};
@@ -44,9 +44,16 @@ impl World {
         if self.cut.contains(&(from, to)) {
             return;
         }
-        if let Ok((_, message)) = wire::decode_message(bytes) {
-            self.input(to, Input::Message(Box::new(message)));
+        let Ok((_, message)) = wire::decode_message(bytes) else { return };
+        let addressee = self.nodes[to].process.as_ref();
+        // As at a real node's door: who was removed is told so, and nothing else, if the way back is open.
+        if addressee.is_some_and(|process| process.replica.has_removed(MemberId(message.from))) {
+            if !self.cut.contains(&(to, from)) {
+                self.tell_removed(from);
+            }
+            return;
         }
+        self.input(to, Input::Message(Box::new(message)));
     }
 
     pub(super) fn request_arrives(
@@ -60,12 +67,18 @@ impl World {
         if self.client_cut.contains(&(client, node)) || self.clients[client].life != life {
             return;
         }
-        let Some(process) = &mut self.nodes[node].process else { return };
-        process.last_call += 1;
-        let call = CallId(process.last_call);
         let wait_nanos = wait_of(&request).map_or(0, |wait| wait.nanos());
         let (request_id, asked_at) = (id_of(&request), self.now);
         let caller = Call { client, life, operation, request: request_id, asked_at, wait_nanos };
+        let Some(process) = &mut self.nodes[node].process else {
+            // Nobody listens where a machine was removed: that is noticed at once.
+            if self.nodes[node].removed {
+                self.deliver_answer(&caller, node, Err(Failure::NotLeader { leader: None }));
+            }
+            return;
+        };
+        process.last_call += 1;
+        let call = CallId(process.last_call);
         process.calls.insert(call, caller);
         self.input(node, Input::Request(call, request));
     }
@@ -282,6 +295,10 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::Acquire { request, .. }
         | Command::Release { request, .. }
         | Command::SetValue { request, .. } => Some(request.clone()),
-        Command::CancelWait { .. } | Command::Expire { .. } | Command::AddMember { .. } => None,
+        Command::CancelWait { .. }
+        | Command::Expire { .. }
+        | Command::AddMember { .. }
+        | Command::UpdateMember { .. }
+        | Command::RemoveMember { .. } => None,
     }
 }

@@ -9,8 +9,9 @@ use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CheckTokenRequest,
     CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse, GetLockRequest, GetLockResponse,
     GetStatusRequest, GetStatusResponse, HeartbeatRequest, HeartbeatResponse, ListLocksRequest,
-    ListLocksResponse, ReleaseLockRequest, ReleaseLockResponse, RenewLeaseRequest, RenewLeaseResponse,
-    RevokeLeaseRequest, RevokeLeaseResponse, SessionAnswer, SessionCall, WatchEvent, WatchRequest,
+    ListLocksResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse,
+    RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse, SessionAnswer,
+    SessionCall, TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use tonic::{Request, Response, Status, Streaming};
 
@@ -105,5 +106,19 @@ impl<N: Node> LockService for Grpc<N> {
 
     async fn add_peer(&self, request: Request<AddPeerRequest>) -> Result<Response<AddPeerResponse>, Status> {
         reply(self.node.add_peer(request.into_inner()).await)
+    }
+
+    async fn remove_peer(
+        &self,
+        request: Request<RemovePeerRequest>,
+    ) -> Result<Response<RemovePeerResponse>, Status> {
+        reply(self.node.remove_peer(request.into_inner()).await)
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<TransferLeaderRequest>,
+    ) -> Result<Response<TransferLeaderResponse>, Status> {
+        reply(self.node.transfer_leader(request.into_inner()).await)
     }
 }

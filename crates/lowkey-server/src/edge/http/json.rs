@@ -3,6 +3,7 @@
 use lowkey_api::v1::{
     AcquireLockRequest, AddPeerRequest, CampaignRequest, CheckTokenRequest, CreateLeaseRequest,
     ProclaimRequest, ReleaseLockRequest, RenewLeaseRequest, ResignRequest, RevokeLeaseRequest,
+    TransferLeaderRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::{TTL_SECONDS_MAX, TTL_SECONDS_MIN, WAIT_MS_MAX};
@@ -53,6 +54,7 @@ json_request!(
 );
 json_request!(ResignRequest, r#"{"election":"scheduler","leaseId":1,"fencingToken":1}"#);
 json_request!(AddPeerRequest, r#"{"nodeId":"node-2","raftAddress":"127.0.0.1:7001"}"#);
+json_request!(TransferLeaderRequest, r#"{"nodeId":"node-2"}"#);
 
 /// Parses a body.
 pub(super) fn parse<T: JsonRequest>(bytes: &[u8]) -> Result<T, ApiError> {
@@ -97,7 +99,7 @@ fn refuse_field<T: JsonRequest>(key: &str, value: &Value) -> ApiError {
     let allowed = match field {
         "ttl_seconds" => format!("must be {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX} seconds"),
         "wait_ms" => format!("must be 0 to {WAIT_MS_MAX} milliseconds"),
-        "lease_id" | "fencing_token" => "must be a whole number from 0 to 2^64-1".to_owned(),
+        "lease_id" | "fencing_token" | "member_id" => "must be a whole number from 0 to 2^64-1".to_owned(),
         "command_version" => "must be a whole number from 0 to 2^32-1".to_owned(),
         "mode" => "must be EXCLUSIVE or SHARED".to_owned(),
         "scope" => "must be NAME or SUBTREE".to_owned(),
@@ -222,5 +224,6 @@ mod tests {
         check::<ProclaimRequest>();
         check::<ResignRequest>();
         check::<AddPeerRequest>();
+        check::<TransferLeaderRequest>();
     }
 }

@@ -15,13 +15,15 @@ use std::sync::Arc;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use lowkey_api::v1::{
     AcquireLockRequest, AddPeerRequest, CampaignRequest, CheckTokenRequest, CreateLeaseRequest,
-    ProclaimRequest, ReleaseLockRequest, RenewLeaseRequest, ResignRequest, RevokeLeaseRequest,
+    ProclaimRequest, ReleaseLockRequest, RemovePeerRequest, RenewLeaseRequest, ResignRequest,
+    RevokeLeaseRequest, TransferLeaderRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use serde::Serialize;
@@ -52,6 +54,8 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Route
         .route("/v1/election/observe", get(observe::<N>))
         .route("/v1/status", get(get_status::<N>))
         .route("/v1/cluster/peers", post(add_peer::<N>))
+        .route("/v1/cluster/peers/{node_id}", delete(remove_peer::<N>))
+        .route("/v1/cluster/transfer", post(transfer_leader::<N>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<N>))
         .route("/metrics", get(metrics::<N>))
@@ -84,6 +88,30 @@ async fn release_lock<N: Node>(State(node): State<Arc<N>>, request: Request) -> 
 
 async fn add_peer<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
     call(request, |body: AddPeerRequest| node.add_peer(body)).await
+}
+
+async fn remove_peer<N: Node>(
+    State(node): State<Arc<N>>,
+    node_id: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    let (head, body) = request.into_parts();
+    // The path says all there is to say.
+    body::drain(body).await;
+    let named = || {
+        let Path(node_id) = node_id.map_err(|_| ApiError::invalid("node_id", "must be UTF-8"))?;
+        let mut request = RemovePeerRequest { node_id, ..RemovePeerRequest::default() };
+        name_by_header(&head.headers, &mut request.request_id)?;
+        Ok(request)
+    };
+    match named() {
+        Ok(request) => respond(node.remove_peer(request).await),
+        Err(error) => error_response(&error),
+    }
+}
+
+async fn transfer_leader<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    call(request, |body: TransferLeaderRequest| node.transfer_leader(body)).await
 }
 
 async fn check_token<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
@@ -181,8 +209,14 @@ where
 
 /// Lets the header name the request where the body does not.
 fn take_idempotency_key(headers: &HeaderMap, message: &mut impl JsonRequest) -> Result<(), ApiError> {
+    match message.request_id() {
+        Some(request_id) => name_by_header(headers, request_id),
+        None => Ok(()),
+    }
+}
+
+fn name_by_header(headers: &HeaderMap, request_id: &mut String) -> Result<(), ApiError> {
     const FIELD: &str = "request_id";
-    let Some(request_id) = message.request_id() else { return Ok(()) };
     let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(key) = keys.next() else { return Ok(()) };
     if keys.next().is_some() {
@@ -193,7 +227,7 @@ fn take_idempotency_key(headers: &HeaderMap, message: &mut impl JsonRequest) -> 
     };
     if request_id.is_empty() {
         key.clone_into(request_id);
-    } else if request_id != key {
+    } else if request_id.as_str() != key {
         let problem = "the body and the header Idempotency-Key differ: give one, or the same";
         return Err(ApiError::invalid(FIELD, problem));
     }

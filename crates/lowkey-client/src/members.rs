@@ -1,0 +1,131 @@
+//! The nodes of the cluster, and which of them leads: for those who run it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lowkey_api::Reason;
+use lowkey_api::v1::{
+    AddPeerRequest, Member, RemovePeerRequest, TransferLeaderRequest, TransferLeaderResponse,
+};
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::random;
+
+impl Client {
+    /// The nodes of the cluster, as the node that this client is connected to sees them: the leader, if that
+    /// can be reached, and only the leader knows who is behind and who answers.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// for member in client.members().await? {
+    ///     println!("{}: votes: {}, entries behind: {}", member.node_id, member.voter, member.lag);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn members(&self) -> Result<Vec<Member>, Error> {
+        Ok(self.status().await?.members)
+    }
+
+    /// Says that a node of this name is expected, and where the other nodes will reach it (`HOST:PORT`): who
+    /// joins under the name takes the place. A node that is started with `--join` registers itself, and does
+    /// not need this. Returns the node's number.
+    ///
+    /// A node that never comes costs nothing: it votes only once it has caught up.
+    ///
+    /// Fails with the reason `NODE_NAME_TAKEN` if there is such a node already.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// client.add_member("node-4", "10.0.0.4:7000").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn add_member(
+        &self,
+        name: impl Into<String>,
+        raft_address: impl Into<String>,
+    ) -> Result<u64, Error> {
+        let request = AddPeerRequest {
+            node_id: name.into(),
+            raft_address: raft_address.into(),
+            request_id: random::request_id(),
+            ..AddPeerRequest::default()
+        };
+        // To expect a node twice is to expect it once.
+        let added = self
+            .inner
+            .unary(&request, |mut client, request| async move { client.add_peer(request).await })
+            .await?;
+        Ok(added.member_id)
+    }
+
+    /// Removes a node from the cluster; it says so and ends by itself. A leader hands the lead over first.
+    /// Returns the number that the node had, which is never given again.
+    ///
+    /// When this returns the node is registered no longer, and leaves the quorum right after: it does when
+    /// its number is no longer among `leaving` in [`Client::status`].
+    ///
+    /// Fails with the reason `NODE_NOT_FOUND` if there is no such node, and with `QUORUM_AT_RISK` if of
+    /// those that would be left no majority answers.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// use lowkey_client::Reason;
+    ///
+    /// match client.remove_member("node-2").await {
+    ///     Ok(_) => println!("removed"),
+    ///     Err(error) if error.reason() == Some(Reason::QuorumAtRisk) => println!("not now: {error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn remove_member(&self, name: impl Into<String>) -> Result<u64, Error> {
+        let name = name.into();
+        // Its number goes with it, so that a repetition cannot mean a node that came later under this name.
+        let known = self.members().await?.into_iter().find(|member| member.node_id == name);
+        let member_id = known.map(|member| member.member_id).unwrap_or_default();
+        let request = RemovePeerRequest { node_id: name, member_id, request_id: random::request_id() };
+        let attempts = AtomicUsize::new(0);
+        let removed = self
+            .inner
+            .unary(&request, |mut client, request| {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                async move { client.remove_peer(request).await }
+            })
+            .await;
+        match removed {
+            Ok(removed) => Ok(removed.member_id),
+            // An earlier attempt was carried out, and its answer lost.
+            Err(error)
+                if error.reason() == Some(Reason::NodeNotFound)
+                    && member_id != 0
+                    && attempts.load(Ordering::Relaxed) > 1 =>
+            {
+                Ok(member_id)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the lead to a node, and returns when it leads, also if it did before.
+    ///
+    /// Fails with the reason `NODE_NOT_FOUND` if there is no such node, and with `TRANSFER_FAILED` if it does
+    /// not vote, does not answer, or did not take over in time.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+    /// let now = client.transfer_leader("node-3").await?;
+    /// println!("{} leads, at {}", now.leader_id, now.leader_address);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn transfer_leader(&self, name: impl Into<String>) -> Result<TransferLeaderResponse, Error> {
+        let request = TransferLeaderRequest { node_id: name.into(), request_id: random::request_id() };
+        // Whoever leads already is given nothing.
+        self.inner
+            .unary(&request, |mut client, request| async move { client.transfer_leader(request).await })
+            .await
+    }
+}

@@ -1,0 +1,103 @@
+//! Machines that are removed, the leader among them.
+//!
+//! Attacked: what `raft` would do by itself. A leader that removed itself would lead on without a vote, and
+//! answer rounds alone; a voter that is told of its removal too early takes the quorum with it; and of those
+//! that are left a majority must answer.
+//! Must be true: a leader hands over first, also if nobody hears it; two become one; the removal that would
+//! cost the quorum is refused, and the one that helps is not.
+
+use lowkey_core::{Command, MemberId, Reply};
+use lowkey_replica::{Failure, Query, Request, Response};
+
+use super::script::{ANN, Answer, BOB, N1, N2, N3, Script, ensure, lock};
+use crate::invariants::{Check, Violation};
+use crate::node::node_info;
+
+impl Script {
+    /// Asks one machine to remove another, and waits for the answer.
+    fn remove(&mut self, node: usize, gone: usize) -> Result<Answer, Violation> {
+        let member = gone as u64 + 1;
+        self.tell(&format!("n{} is asked to remove n{member}", node + 1));
+        let command = Command::RemoveMember { name: node_info(member).name, member: Some(MemberId(member)) };
+        let heard = self.world.operator_heard.len();
+        self.world.ask_as_operator(node, Request::Command(command));
+        self.until("the operator is answered", 2_000, |script| script.world.operator_heard.len() > heard)?;
+        Ok(self.world.operator_heard[heard].1.clone())
+    }
+
+    fn has_ended(&self, node: usize) -> bool {
+        self.world.nodes[node].removed && self.process(node).is_none()
+    }
+}
+
+fn is_removed(answer: &Answer) -> bool {
+    matches!(answer, Ok(Response::Applied(Reply::MemberRemoved { .. })))
+}
+
+/// The leader is asked to remove itself, in a moment in which nobody hears it any more.
+pub(super) fn of_a_leader_that_is_cut_off(script: &mut Script) -> Check {
+    let (lease, ann) = script.take_lock(ANN, N1, 2)?;
+    script.isolate(N1);
+    let answer = script.remove(N1, N1)?;
+    ensure(matches!(answer, Err(Failure::NotLeader { .. })), || {
+        format!("a leader answered to its own removal: {answer:?}")
+    })?;
+    let read = script.ask(BOB, N1, Request::Read(Query::Lock { lock: lock() }));
+    let mut renewals = Vec::new();
+    for _ in 0..20 {
+        renewals.push(script.renew(ANN, N1, lease));
+        script.advance(200)?;
+    }
+    for asked in renewals.iter().chain([&read]) {
+        let answers = script.answers(asked);
+        ensure(answers.iter().all(Result::is_err), || format!("alone it answered {answers:?}"))?;
+    }
+    let leader = script.leader_other_than(N1, 100)?;
+    let (_, bob) = script.take_lock(BOB, leader, 2)?;
+    ensure(bob > ann, || format!("Bob's token {bob} is not above Ann's {ann}"))?;
+    // The others let it go, and it learns of it when it is back.
+    let answer = script.remove(leader, N1)?;
+    ensure(is_removed(&answer), || format!("the next leader answered {answer:?}"))?;
+    script.advance(100)?;
+    script.heal();
+    script.until("n1 has ended", 3_000, |script| script.has_ended(N1))?;
+    script.end(2)
+}
+
+/// Three become two become one, and the one that is left is not who led in the beginning.
+pub(super) fn of_all_but_one(script: &mut Script) -> Check {
+    let answer = script.remove(N1, N1)?;
+    ensure(matches!(answer, Err(Failure::NotLeader { .. })), || format!("n1 answered {answer:?}"))?;
+    let second = script.leader_other_than(N1, 500)?;
+    let answer = script.remove(second, N1)?;
+    ensure(is_removed(&answer), || format!("the second leader answered {answer:?}"))?;
+    script.until("n1 has ended", 3_000, |script| script.has_ended(N1))?;
+    let answer = script.remove(second, second)?;
+    ensure(matches!(answer, Err(Failure::NotLeader { .. })), || format!("it answered {answer:?}"))?;
+    let last = script.leader_other_than(second, 500)?;
+    let answer = script.remove(last, second)?;
+    ensure(is_removed(&answer), || format!("the last leader answered {answer:?}"))?;
+    script.until("the second has ended", 3_000, |script| script.has_ended(second))?;
+    let answer = script.remove(last, last)?;
+    ensure(matches!(answer, Err(Failure::Refused(_))), || format!("the last one answered {answer:?}"))?;
+    script.take_lock(ANN, last, 2)?;
+    script.end(2)
+}
+
+/// With one machine down, the other that answers is needed; the one that does not is not.
+pub(super) fn that_would_cost_the_quorum(script: &mut Script) -> Check {
+    script.crash(N3, true);
+    script.advance(500)?;
+    let answer = script.remove(N1, N2)?;
+    ensure(matches!(answer, Err(Failure::QuorumAtRisk { answering: 1, voters: 2 })), || {
+        format!("a removal that costs the quorum was answered {answer:?}")
+    })?;
+    let answer = script.remove(N1, N3)?;
+    ensure(is_removed(&answer), || format!("a removal that helps was answered {answer:?}"))?;
+    script.advance(100)?;
+    script.take_lock(ANN, N1, 2)?;
+    // It comes back from its disk, and is told.
+    script.restart(N3)?;
+    script.until("n3 has ended", 3_000, |script| script.has_ended(N3))?;
+    script.end(2)
+}

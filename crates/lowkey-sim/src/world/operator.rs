@@ -1,0 +1,118 @@
+//! Whoever runs the cluster: machines are added, removed and given the lead while everything else goes on.
+//!
+//! A new machine is given the next number, and asks to be let in until the log says that it is. A machine
+//! that was removed ends when it learns of it: by what it applies itself, or from whoever it talks to. Some
+//! are started again, with the disk that they had, and learn it once more.
+
+use lowkey_core::{Command, MemberId};
+use lowkey_replica::{CallId, Input, Request};
+
+use super::{Event, World};
+use crate::clock::Clock;
+use crate::invariants::Check;
+use crate::node::{Node, node_info};
+use crate::plan::{MILLISECOND, SECOND};
+
+/// Machines that a world may ever have.
+const MACHINES_MAX: usize = 12;
+/// How often a new machine asks to be let in.
+const JOIN_INTERVAL: u64 = 300 * MILLISECOND;
+
+impl World {
+    /// Asks every machine for something; whoever leads does it. The answers are noted, and nobody waits.
+    pub(crate) fn ask_all(&mut self, request: &Request) {
+        for node in 0..self.nodes.len() {
+            self.ask_as_operator(node, request.clone());
+        }
+    }
+
+    pub(crate) fn ask_as_operator(&mut self, node: usize, request: Request) {
+        let Some(process) = &mut self.nodes[node].process else { return };
+        process.last_call += 1;
+        let call = CallId(process.last_call);
+        self.input(node, Input::Request(call, request));
+    }
+
+    pub(crate) fn remove_member(&mut self, member: u64) {
+        self.trace.tell(self.now, || format!("n{member} is to be removed"));
+        let request = Request::Command(Command::RemoveMember {
+            name: node_info(member).name,
+            member: Some(MemberId(member)),
+        });
+        self.ask_all(&request);
+    }
+
+    /// One wish of the operator.
+    pub(crate) fn operate(&mut self) -> Check {
+        let members: Vec<u64> = self.agreement.state().members().map(|(member, _)| member.0).collect();
+        let member = *self.random.pick(&members);
+        match self.random.between(0, 4) {
+            // A cluster that only shrinks, or only grows, would soon have nothing left to show.
+            0 | 1 if members.len() <= self.plan.replicas && self.nodes.len() < MACHINES_MAX => {
+                self.add_machine()?
+            }
+            0 | 1 => self.remove_member(member),
+            2 => self.remove_member(member),
+            _ => {
+                self.trace.tell(self.now, || format!("n{member} is to lead"));
+                self.ask_all(&Request::Transfer { to: node_info(member).name });
+            }
+        }
+        Ok(())
+    }
+
+    /// A new machine joins. One after the other: its number is the next that the log gives.
+    fn add_machine(&mut self) -> Check {
+        let (next, last) = (self.nodes.len() as u64 + 1, self.agreement.state().last_member().0);
+        if last + 1 != next {
+            return Ok(());
+        }
+        let skew = self.plan.faults.clock_skew_permille;
+        let drift =
+            if skew == 0 { 0 } else { self.random.between(0, 2 * skew * 1000) as i64 - skew as i64 * 1000 };
+        let clock = Clock::new(self.random.between(0, 1000 * SECOND), drift);
+        let disk_seed = self.random.next();
+        self.nodes.push(Node::new(next, clock, disk_seed));
+        self.start_node(next as usize - 1)?;
+        self.schedule(self.now, Event::Joins { member: next });
+        Ok(())
+    }
+
+    /// A machine asks to be let in, until it is.
+    pub(super) fn joins(&mut self, member: u64) {
+        if self.agreement.state().last_member().0 >= member {
+            return;
+        }
+        self.ask_to_join(member);
+        let at = self.now + JOIN_INTERVAL;
+        self.schedule(at, Event::Joins { member });
+    }
+
+    /// A machine learns that it was removed; it answers for a moment, and ends.
+    pub(super) fn tell_removed(&mut self, node: usize) {
+        let machine = &mut self.nodes[node];
+        if machine.process.is_none() || machine.told_removed == Some(machine.incarnation) {
+            return;
+        }
+        machine.told_removed = Some(machine.incarnation);
+        let (member, incarnation) = (machine.member, machine.incarnation);
+        self.trace.tell(self.now, || format!("n{member} learns that it was removed"));
+        let at = self.now + self.random.between(1, 500) * MILLISECOND;
+        self.schedule(at, Event::Removed { node, incarnation });
+    }
+
+    /// A machine that was removed ends.
+    pub(super) fn removed(&mut self, node: usize, incarnation: u64) {
+        if self.nodes[node].incarnation != incarnation || self.nodes[node].process.is_none() {
+            return;
+        }
+        self.reset_connections(node);
+        self.nodes[node].crash(false);
+        self.nodes[node].removed = true;
+        // Somebody does not know, and starts it again.
+        if self.quiet_since.is_none() && self.stage.is_none() && self.random.one_in(2) {
+            let at = self.now + self.random.between(0, 5 * SECOND);
+            self.schedule(at, Event::Restart { node });
+        }
+    }
+}
