@@ -185,6 +185,8 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::TooManyInFlight { lease }) => format!("not done, lease {lease} has too much under way"),
         Err(Failure::TooManyLeases { .. }) => "not done, there are too many leases".to_owned(),
         Err(Failure::DiskFull) => "not done, the disk is full".to_owned(),
+        Err(Failure::NotUnderstood { by }) => format!("not done, {by} does not understand it"),
+        Err(Failure::NodeTooOld { .. }) => "not done, the machine's version is too old".to_owned(),
     }
 }
 

@@ -34,6 +34,18 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
             "the leader's disk is full: no new leases or locks until there is space; renewals and releases go on",
         )
         .retry_after_ms(1000),
+        Failure::NotUnderstood { by } => ApiError::new(
+            Reason::UpgradeUnderWay,
+            format!("not every node understands this yet: {by} runs an older version; nothing was done. Upgrade it, then try again"),
+        )
+        .with("node_id", by)
+        .retry_after_ms(1000),
+        Failure::NodeTooOld { speaks, needs } => ApiError::new(
+            Reason::NodeTooOld,
+            format!(
+                "the nodes of this cluster understand command set {needs}, this one only {speaks}: start it with a newer version of lowkey"
+            ),
+        ),
     })
 }
 
