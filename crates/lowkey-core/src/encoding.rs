@@ -21,6 +21,27 @@ use crate::name::{
 /// removed.
 pub const COMMAND_VERSION: u32 = 3;
 
+impl Command {
+    /// The command set that a node must understand to carry it out. It is proposed only when every member
+    /// does: see [`crate::State::command_version`].
+    pub fn version(&self) -> u32 {
+        match self {
+            Self::CreateLease { .. }
+            | Self::RevokeLease { .. }
+            | Self::Release { .. }
+            | Self::Expire { .. } => 1,
+            Self::Acquire { mode: Mode::Exclusive, scope: Scope::Name, value, wait: false, .. }
+                if value.as_str().is_empty() =>
+            {
+                1
+            }
+            Self::AddMember { node } if node.identity.is_some() => 1,
+            Self::Acquire { .. } | Self::SetValue { .. } | Self::CancelWait { .. } => 2,
+            Self::AddMember { .. } | Self::UpdateMember { .. } | Self::RemoveMember { .. } => 3,
+        }
+    }
+}
+
 /// Bytes that are not a command of a kind that this build knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecodeError {

@@ -211,6 +211,18 @@ pub enum Failure {
     },
     /// The leader's disk is full; nothing was done.
     DiskFull,
+    /// Not every member understands the command yet: an upgrade is under way. Nothing was done.
+    NotUnderstood {
+        /// A member that does not.
+        by: NodeName,
+    },
+    /// The node understands less than all members do, who may use that already. Nothing was done.
+    NodeTooOld {
+        /// The command set that it understands.
+        speaks: u32,
+        /// The one that it has to.
+        needs: u32,
+    },
     /// Of the voters that a removal would leave behind no majority answers; nothing was done.
     QuorumAtRisk {
         /// How many of them answer.

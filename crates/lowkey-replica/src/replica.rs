@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LEASES_PER_EXPIRE_MAX};
 use lowkey_core::{
-    AcquireWith, Command, Event, GrantRef, LeaseId, MemberId, Refusal, Reply, Requester, State, Ticket, Ttl,
-    WaitTime, mutants,
+    AcquireWith, COMMAND_VERSION, Command, DecodeError, Event, GrantRef, LeaseId, MemberId, Refusal, Reply,
+    Requester, State, Ticket, Ttl, WaitTime, mutants,
 };
 use raft::eraftpb;
 use raft::{RawNode, Ready, StateRole};
@@ -57,6 +57,8 @@ pub struct Config {
     /// The wall clock, in milliseconds since 1970, at the beginning of the clock whose readings come with
     /// the inputs. For display only.
     pub unix_ms_at_zero: u64,
+    /// The command set that this node understands.
+    pub command_version: u32,
     /// Leases that may exist at a time.
     pub leases_max: usize,
     /// How long after its deadline a lease is ended; later is always safe.
@@ -77,6 +79,7 @@ impl Config {
             member,
             seed,
             unix_ms_at_zero: 0,
+            command_version: COMMAND_VERSION,
             leases_max: 1_000_000,
             expiry_grace_nanos: 20 * MILLISECOND,
             snapshot_entries: 10_000,
@@ -344,6 +347,7 @@ impl Replica {
     }
 
     fn may_propose(&self, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
+        self.is_understood(command)?;
         let grows = matches!(
             command,
             Command::CreateLease { .. }
@@ -366,6 +370,23 @@ impl Replica {
         match lease {
             Some(lease) if self.proposals.in_flight(lease) >= IN_FLIGHT_PER_LEASE_MAX => {
                 Err(Failure::TooManyInFlight { lease })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A command that some member does not understand would stop it: it waits until all do. And nobody comes
+    /// in who does not understand what all others do.
+    fn is_understood(&self, command: &Command) -> Result<(), Failure> {
+        if let Command::AddMember { node } | Command::UpdateMember { node, .. } = command {
+            let (speaks, needs) = (node.command_version, self.state.command_version());
+            if node.identity.is_some() && speaks < needs {
+                return Err(Failure::NodeTooOld { speaks, needs });
+            }
+        }
+        match self.state.oldest_member() {
+            Some(oldest) if oldest.command_version < command.version() => {
+                Err(Failure::NotUnderstood { by: oldest.name.clone() })
             }
             _ => Ok(()),
         }
@@ -600,6 +621,10 @@ impl Replica {
         entry: &eraftpb::Entry,
     ) -> Result<(Command, Result<Reply, Refusal>), Fatal> {
         let mut command = Command::decode(&entry.data)
+            .and_then(|command| match command.version() {
+                newer if newer > self.config.command_version => Err(DecodeError::UnknownKind),
+                _ => Ok(command),
+            })
             .map_err(|error| Fatal { index: entry.index, problem: error.to_string() })?;
         if let Command::Acquire { since_unix_ms, .. } = &mut command
             && mutants::is_active("a clock in apply")

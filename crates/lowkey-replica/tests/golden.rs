@@ -276,6 +276,7 @@ impl Runner {
                 "snapshot_bytes" => settings.snapshot_bytes = value.parse()?,
                 "tail_entries" => settings.tail_entries = value.parse()?,
                 "leases_max" => settings.leases_max = value.parse()?,
+                "command_version" => settings.command_version = value.parse()?,
                 "seed" => settings.seed = value.parse()?,
                 "hold_snapshots" => settings.hold_snapshots = value.parse()?,
                 "show_messages" => settings.show_messages = value.parse()?,

@@ -111,7 +111,7 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
 
 /// Reasons that waiting does not change.
 fn is_final(reason: Reason) -> bool {
-    matches!(reason, Reason::NodeNameTaken | Reason::Invalid(_))
+    matches!(reason, Reason::NodeNameTaken | Reason::NodeTooOld | Reason::Invalid(_))
 }
 
 /// What a node said when it was asked whether it has a cluster.

@@ -84,6 +84,8 @@ reasons! {
     TransferFailed = "TRANSFER_FAILED", FailedPrecondition, 409, GiveUp;
     /// A node with another identity has this name.
     NodeNameTaken = "NODE_NAME_TAKEN", FailedPrecondition, 409, GiveUp;
+    /// The node's version is older than what the cluster's nodes all understand.
+    NodeTooOld = "NODE_TOO_OLD", FailedPrecondition, 409, GiveUp;
     /// The caller is not who it would have to be.
     NotOwner = "NOT_OWNER", PermissionDenied, 403, GiveUp;
     /// The watch's position is no longer kept: list, then watch.
@@ -97,6 +99,8 @@ reasons! {
     NoLeader = "NO_LEADER", Unavailable, 503, Retry;
     /// The leader does not hear from a majority; nothing was proposed or forwarded.
     NoQuorum = "NO_QUORUM", Unavailable, 503, Retry;
+    /// Some node does not understand the request yet: the cluster is being upgraded.
+    UpgradeUnderWay = "UPGRADE_UNDER_WAY", Unavailable, 503, Retry;
     /// The request was proposed or forwarded, and then there was silence: it may have happened.
     OutcomeUnknown = "OUTCOME_UNKNOWN", Unavailable, 503, RetrySameId;
 

@@ -106,6 +106,17 @@ impl State {
         self.members.iter().map(|(id, node)| (*id, node))
     }
 
+    /// The command set that every member understands. A node that is expected has not said yet.
+    pub fn command_version(&self) -> u32 {
+        self.oldest_member().map_or(u32::MAX, |node| node.command_version)
+    }
+
+    /// The member that understands least.
+    pub fn oldest_member(&self) -> Option<&NodeInfo> {
+        let known = self.members.values().filter(|node| node.identity.is_some());
+        known.min_by_key(|node| node.command_version)
+    }
+
     /// A registered node.
     pub fn member(&self, member: MemberId) -> Option<&NodeInfo> {
         self.members.get(&member)

@@ -58,6 +58,7 @@ pub(crate) struct Settings {
     pub(crate) snapshot_bytes: u64,
     pub(crate) tail_entries: u64,
     pub(crate) leases_max: usize,
+    pub(crate) command_version: u32,
     pub(crate) seed: u64,
     /// Snapshots stay unwritten until a script says so.
     pub(crate) hold_snapshots: bool,
@@ -128,6 +129,7 @@ impl Cluster {
                 snapshot_bytes: 64 * 1024 * 1024,
                 tail_entries: 1_000,
                 leases_max: 1_000_000,
+                command_version: COMMAND_VERSION,
                 seed: 1,
                 hold_snapshots: false,
                 show_messages: false,
@@ -162,7 +164,8 @@ impl Cluster {
 
     /// Founds a cluster with n1, and starts it.
     pub(crate) fn found(&mut self) -> Done {
-        let founding = found(CLUSTER, node_info(1));
+        let command_version = self.settings.command_version;
+        let founding = found(CLUSTER, NodeInfo { command_version, ..node_info(1) });
         assert_eq!(founding.member, MemberId(1));
         let mut disk = Disk::default();
         disk.persist(&Persist { snapshot: Some(founding.snapshot), records: founding.records });
@@ -180,6 +183,7 @@ impl Cluster {
         config.snapshot_bytes = snapshot_bytes;
         config.tail_entries = tail_entries;
         config.leases_max = leases_max;
+        config.command_version = self.settings.command_version;
         let node = self.nodes.entry(id).or_insert_with(|| Node::new(Disk::default()));
         if node.replica.is_some() {
             return Err(format!("n{id} is up").into());

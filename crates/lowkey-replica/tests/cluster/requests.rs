@@ -99,6 +99,9 @@ impl<'a> Words<'a> {
                         number => Some(NodeIdentity([number.parse()?; 16])),
                     };
                 }
+                if let Some(version) = self.key("version") {
+                    node.command_version = version.parse()?;
+                }
                 Command::AddMember { node }
             }
             "remove_member" => Command::RemoveMember { name: node_info(self.node()?).name, member: None },

@@ -105,6 +105,8 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
         Err(Failure::TooManyLeases { leases_max }) => format!("TOO_MANY_LEASES max {leases_max}"),
         Err(Failure::DiskFull) => "DISK_FULL".to_owned(),
+        Err(Failure::NotUnderstood { by }) => format!("NOT_UNDERSTOOD by {by}"),
+        Err(Failure::NodeTooOld { speaks, needs }) => format!("NODE_TOO_OLD speaks {speaks}, needs {needs}"),
     }
 }
 

@@ -58,6 +58,18 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
             };
             ApiError::new(Reason::TransferFailed, format!("node {name} does not lead: {why}")).with("node_id", name)
         }
+        Failure::NotUnderstood { by } => ApiError::new(
+            Reason::UpgradeUnderWay,
+            format!("not every node understands this yet: {by} runs an older version; nothing was done. Upgrade it, then try again"),
+        )
+        .with("node_id", by)
+        .retry_after_ms(1000),
+        Failure::NodeTooOld { speaks, needs } => ApiError::new(
+            Reason::NodeTooOld,
+            format!(
+                "the nodes of this cluster understand command set {needs}, this one only {speaks}: start it with a newer version of lowkey"
+            ),
+        ),
     })
 }
 
