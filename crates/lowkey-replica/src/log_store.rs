@@ -1,18 +1,20 @@
 //! The log as `raft` reads it: in memory, whole, from the compaction point on.
 //!
 //! The disk is read only at start; afterwards this is the log, and the records that the replica
-//! hands out keep the disk in step. A snapshot for a peer that is too far behind is made when it is
-//! asked for: `raft` asks in the middle of a step, gets *not yet*, and asks again.
+//! hands out keep the disk in step. A peer that is too far behind gets the newest snapshot that is on
+//! disk. Where that will not do, `raft`, which asks in the middle of a step, is told *not yet*, another
+//! one is made, and `raft` asks again.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
+use raft::eraftpb::{ConfState, Entry, HardState, Snapshot, SnapshotMetadata};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
 /// Invariants:
 /// - `entries[i]` has index `compacted_index + 1 + i`: no gaps.
 /// - `compacted_index <= hard_state.commit <= last_index()`.
+/// - `compacted_index <= saved.index`, if anything is saved: a peer can go on behind it.
 pub(crate) struct LogStore {
     hard_state: HardState,
     /// The members as of the state that the replica starts from; `raft` reads it once.
@@ -20,8 +22,8 @@ pub(crate) struct LogStore {
     compacted_index: u64,
     compacted_term: u64,
     entries: VecDeque<Entry>,
-    /// What a peer that is too far behind will be sent.
-    snapshot: Option<Snapshot>,
+    /// The newest snapshot that is on disk; its index is 0 if there is none.
+    saved: SnapshotMetadata,
     snapshot_wanted: Cell<bool>,
 }
 
@@ -38,7 +40,7 @@ impl LogStore {
             compacted_index,
             compacted_term,
             entries,
-            snapshot: None,
+            saved: SnapshotMetadata::default(),
             snapshot_wanted: Cell::new(false),
         };
         assert!(store.compacted_index <= store.hard_state.commit, "the log was compacted beyond its commit");
@@ -82,13 +84,33 @@ impl LogStore {
         self.compacted_term = term;
     }
 
+    /// The entries behind one index up to another; nothing if some of them are gone.
+    pub(crate) fn between(&self, after: u64, through: u64) -> Option<Vec<Entry>> {
+        let from = after.checked_sub(self.compacted_index)? as usize;
+        let to = through.checked_sub(self.compacted_index)? as usize;
+        (from <= to && to <= self.entries.len()).then(|| self.entries.range(from..to).cloned().collect())
+    }
+
+    /// The lowest index, from `lowest` to `highest`, behind which there are at most so many bytes up to
+    /// `highest`.
+    pub(crate) fn lowest_cut(&self, lowest: u64, highest: u64, bytes_max: u64) -> u64 {
+        let lowest = lowest.max(self.compacted_index);
+        let Some(between) = highest.checked_sub(lowest) else { return highest };
+        let from = (lowest - self.compacted_index) as usize;
+        let kept = self.entries.range(from..from + between as usize).rev().scan(0, |bytes, entry| {
+            *bytes += entry_bytes(entry);
+            (*bytes <= bytes_max).then_some(())
+        });
+        highest - kept.count() as u64
+    }
+
     /// True once after `raft` asked for a snapshot that was not there.
     pub(crate) fn take_snapshot_wanted(&self) -> bool {
         self.snapshot_wanted.take()
     }
 
-    pub(crate) fn set_snapshot(&mut self, snapshot: Option<Snapshot>) {
-        self.snapshot = snapshot;
+    pub(crate) fn set_saved(&mut self, saved: SnapshotMetadata) {
+        self.saved = saved;
     }
 }
 
@@ -140,17 +162,23 @@ impl Storage for LogStore {
         Ok(self.last())
     }
 
-    fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        match &self.snapshot {
-            Some(snapshot) if snapshot.get_metadata().index >= request_index.max(self.compacted_index) => {
-                Ok(snapshot.clone())
-            }
-            _ => {
-                self.snapshot_wanted.set(true);
-                Err(raft::Error::Store(StorageError::SnapshotTemporarilyUnavailable))
-            }
+    fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
+        // A peer throws away a snapshot of a time in which it was no member: one that has just joined
+        // needs one that knows of it.
+        if self.saved.index >= request_index.max(1) && is_member(self.saved.get_conf_state(), to) {
+            let mut snapshot = Snapshot::default();
+            snapshot.set_metadata(self.saved.clone());
+            return Ok(snapshot);
         }
+        self.snapshot_wanted.set(true);
+        Err(raft::Error::Store(StorageError::SnapshotTemporarilyUnavailable))
     }
+}
+
+fn is_member(conf_state: &ConfState, member: u64) -> bool {
+    [&conf_state.voters, &conf_state.learners, &conf_state.voters_outgoing]
+        .iter()
+        .any(|members| members.contains(&member))
 }
 
 /// What an entry counts for against a limit: its data and a little for the rest.
