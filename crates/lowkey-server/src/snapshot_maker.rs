@@ -23,7 +23,8 @@ pub(crate) fn start(snapshot_files: SnapshotFiles, inbox: Arc<Inbox>) -> std::io
             let (index, started) = (job.index(), Instant::now());
             let outcome = match make(&snapshot_files, job) {
                 Ok(size_bytes) => {
-                    tracing::debug!(index, size_bytes, took = ?started.elapsed(), "made a snapshot");
+                    let took_ms = started.elapsed().as_millis() as u64;
+                    tracing::debug!(index, size_bytes, took_ms, "made a snapshot");
                     Input::SnapshotSaved { index, size_bytes }
                 }
                 Err(cause) => {
