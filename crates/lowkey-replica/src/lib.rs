@@ -11,6 +11,7 @@
 //! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
 //! as values, and `clippy.toml` beside the manifest keeps it so.
 
+mod entries;
 mod history;
 mod input;
 mod lease_table;

@@ -61,8 +61,10 @@ pub struct Config {
     pub leases_max: usize,
     /// How long after its deadline a lease is ended; later is always safe.
     pub expiry_grace_nanos: u64,
-    /// Entries after which a snapshot is made; more if the state has more leases, locks and waits.
+    /// Entries after which a snapshot is made; more if the last one was large.
     pub snapshot_entries: u64,
+    /// For each so many bytes that the last snapshot had, the next is made an entry later.
+    pub snapshot_bytes_per_entry: u64,
     /// Bytes of entries after which a snapshot is made; more if the last one had more than half of that.
     pub snapshot_bytes: u64,
     /// Entries that stay in the log behind a snapshot, for peers that are a little behind.
@@ -84,6 +86,7 @@ impl Config {
             leases_max: 1_000_000,
             expiry_grace_nanos: 20 * MILLISECOND,
             snapshot_entries: 10_000,
+            snapshot_bytes_per_entry: 64,
             snapshot_bytes: 64 * 1024 * 1024,
             tail_entries: 1_000,
             slow_entries_max: 100_000,
@@ -203,9 +206,7 @@ impl Replica {
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
             Input::SnapshotSaved { index, size_bytes } => self.snapshot_saved(index, size_bytes),
-            Input::SnapshotFailed { index } => {
-                self.snapshots.failed(index, self.config.snapshot_entries.div_ceil(10));
-            }
+            Input::SnapshotFailed { index } => self.snapshots.failed(index),
             Input::Disk(room) => self.disk = room,
             Input::HandOver => self.hand_over(),
         }
@@ -215,6 +216,8 @@ impl Replica {
     fn tick(&mut self, now: Nanos) {
         let gap = self.last_tick.replace(now).map(|last| now.since(last)).unwrap_or_default();
         self.node.tick();
+        self.node.mut_store().free_some();
+        self.snapshots.tick();
         self.settle(now);
         if self.leases.is_armed() {
             // R8: clients are not punished for the service's own pause.

@@ -27,6 +27,9 @@ use crate::output::{LogRecord, Persist, SnapshotFile};
 use crate::replica::{Config, Replica};
 use crate::wire::{self, SnapshotParts};
 
+/// How long after a failure the next snapshot is tried: 3 s.
+const FAILURE_TICKS: u32 = 300;
+
 /// Invariants:
 /// - At most one snapshot is being made at a time.
 /// - The log holds every entry behind `saved`: the next snapshot is made from these.
@@ -37,9 +40,8 @@ pub(crate) struct Snapshots {
     /// Its size.
     saved_bytes: u64,
     being_made: Option<SnapshotMetadata>,
-    /// After a failure: the index before which none is made, or a full disk would have one made in
-    /// every turn.
-    not_before: u64,
+    /// After a failure: ticks until the next is made, or a full disk would have one made in every turn.
+    pause_ticks: u32,
     /// Bytes of entries logged since the newest snapshot was begun.
     logged_bytes: u64,
     /// A snapshot that was saved and whose log can be cut.
@@ -54,7 +56,7 @@ impl Snapshots {
             saved,
             saved_bytes,
             being_made: None,
-            not_before: 0,
+            pause_ticks: 0,
             logged_bytes: 0,
             compaction_due: None,
             received: None,
@@ -65,22 +67,25 @@ impl Snapshots {
         self.logged_bytes += entries.iter().map(entry_bytes).sum::<u64>();
     }
 
-    pub(crate) fn failed(&mut self, index: u64, retry_entries: u64) {
+    pub(crate) fn failed(&mut self, index: u64) {
         if self.being_made.take_if(|metadata| metadata.index == index).is_some() {
-            self.not_before = index + retry_entries;
+            self.pause_ticks = FAILURE_TICKS;
         }
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.pause_ticks = self.pause_ticks.saturating_sub(1);
     }
 
     pub(crate) fn compaction_due(&self) -> Option<u64> {
         self.compaction_due
     }
 
-    /// Making one costs as much as the state is large, so the larger the state, the rarer they are:
-    /// whatever the size, an entry bears about the same share.
-    fn is_due(&self, state: &State, config: &Config) -> bool {
-        let items = state.leases().len() + state.lock_count() + state.waits().len();
-        let entries = state.revision().saturating_sub(self.saved);
-        entries >= config.snapshot_entries.max(items as u64)
+    /// Making one costs as much as the state is large, so the larger the last one was, the more entries
+    /// it takes to the next: whatever the size, an entry bears about the same share.
+    fn is_due(&self, applied: u64, config: &Config) -> bool {
+        let entries = applied.saturating_sub(self.saved);
+        entries >= config.snapshot_entries.max(self.saved_bytes / config.snapshot_bytes_per_entry)
             || self.logged_bytes >= config.snapshot_bytes.max(2 * self.saved_bytes)
     }
 }
@@ -88,7 +93,7 @@ impl Snapshots {
 impl Replica {
     /// Has a snapshot of the applied state made when enough has happened since the last.
     pub(crate) fn snapshot_if_due(&mut self) {
-        if self.snapshots.is_due(&self.state, &self.config) {
+        if self.snapshots.is_due(self.state.revision(), &self.config) {
             self.make_snapshot();
         }
     }
@@ -98,12 +103,13 @@ impl Replica {
         let applied = self.state.revision();
         let snapshots = &mut self.snapshots;
         let base = snapshots.saved;
-        if snapshots.being_made.is_some() || applied < snapshots.not_before || base == 0 || applied <= base {
+        if snapshots.being_made.is_some() || snapshots.pause_ticks > 0 || base == 0 || applied <= base {
             return;
         }
-        let Some(entries) = self.node.store().between(base, applied) else { return };
+        let store = self.node.store();
+        let Some(entries) = store.between(base, applied) else { return };
         let mut metadata = SnapshotMetadata { index: applied, ..Default::default() };
-        metadata.term = entries.last().expect("there are entries behind the last snapshot").term;
+        metadata.term = store.term(applied).expect("an applied entry behind the last snapshot is in the log");
         metadata.set_conf_state(self.conf_state.clone());
         snapshots.being_made = Some(metadata.clone());
         if mutants::is_active("log cut before its snapshot is on disk") {

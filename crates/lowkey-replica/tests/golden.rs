@@ -272,6 +272,7 @@ impl Runner {
             match key {
                 "snapshot_entries" => settings.snapshot_entries = value.parse()?,
                 "snapshot_bytes" => settings.snapshot_bytes = value.parse()?,
+                "snapshot_bytes_per_entry" => settings.snapshot_bytes_per_entry = value.parse()?,
                 "tail_entries" => settings.tail_entries = value.parse()?,
                 "slow_entries_max" => settings.slow_entries_max = value.parse()?,
                 "slow_bytes_max" => settings.slow_bytes_max = value.parse()?,

@@ -85,6 +85,7 @@ impl Disk {
 fn recover(found: Found) -> Result<Replica, String> {
     let mut config = Config::new(1, MemberId(1), 1);
     config.snapshot_entries = 4;
+    config.snapshot_bytes_per_entry = 64 * 1024;
     config.tail_entries = 2;
     Replica::recover(config, CLUSTER, found).map_err(|error| error.to_string())
 }

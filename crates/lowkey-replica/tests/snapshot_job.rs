@@ -92,7 +92,12 @@ impl Node {
             compaction: Some((founding.records[1].index, founding.records[1].payload.clone())),
             ..Found::default()
         };
-        let config = Config { snapshot_entries, tail_entries: 3, ..Config::new(1, founding.member, 1) };
+        let config = Config {
+            snapshot_entries,
+            snapshot_bytes_per_entry: 64 * 1024,
+            tail_entries: 3,
+            ..Config::new(1, founding.member, 1)
+        };
         let mut node = Self {
             replica: Replica::recover(config, CLUSTER, on_disk).expect("a founder's disk is whole"),
             now: Nanos(0),

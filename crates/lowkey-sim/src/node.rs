@@ -154,6 +154,8 @@ impl Node {
         };
         let config = Config {
             snapshot_entries: plan.snapshot_entries,
+            // However large the state is: many snapshots are wanted here.
+            snapshot_bytes_per_entry: 1024 * 1024,
             tail_entries: plan.tail_entries,
             slow_entries_max: 4 * plan.tail_entries,
             ..Config::new(GROUP, MemberId(self.member), seed)

@@ -9,6 +9,7 @@ use lowkey_core::{Command, State, mutants};
 use raft::eraftpb::{Entry, EntryType, SnapshotMetadata};
 
 use super::read_state;
+use crate::entries::SharedEntries;
 use crate::output::SnapshotFile;
 use crate::wire::{self, SnapshotParts};
 
@@ -18,7 +19,7 @@ pub struct SnapshotJob {
     base: u64,
     metadata: SnapshotMetadata,
     /// From behind the base to the snapshot's own index, without gaps.
-    entries: Vec<Entry>,
+    entries: SharedEntries,
 }
 
 /// Why a snapshot could not be made.
@@ -40,7 +41,7 @@ impl From<wire::WireError> for JobError {
 }
 
 impl SnapshotJob {
-    pub(super) fn new(base: u64, metadata: SnapshotMetadata, entries: Vec<Entry>) -> Self {
+    pub(super) fn new(base: u64, metadata: SnapshotMetadata, entries: SharedEntries) -> Self {
         Self { base, metadata, entries }
     }
 
@@ -62,7 +63,7 @@ impl SnapshotJob {
         }
         let mut state = read_state(&parts)?;
         drop(parts);
-        for entry in &self.entries {
+        for entry in self.entries.iter() {
             replay(&mut state, entry)?;
         }
         let index = self.metadata.index;

@@ -60,6 +60,7 @@ pub(crate) struct Cluster {
 pub(crate) struct Settings {
     pub(crate) snapshot_entries: u64,
     pub(crate) snapshot_bytes: u64,
+    pub(crate) snapshot_bytes_per_entry: u64,
     pub(crate) tail_entries: u64,
     pub(crate) slow_entries_max: u64,
     pub(crate) slow_bytes_max: u64,
@@ -131,6 +132,7 @@ impl Cluster {
             settings: Settings {
                 snapshot_entries: 10_000,
                 snapshot_bytes: 64 * 1024 * 1024,
+                snapshot_bytes_per_entry: 64 * 1024,
                 tail_entries: 1_000,
                 slow_entries_max: 100_000,
                 slow_bytes_max: 64 * 1024 * 1024,
@@ -185,6 +187,7 @@ impl Cluster {
         config.expiry_grace_nanos = 0;
         config.snapshot_entries = snapshot_entries;
         config.snapshot_bytes = snapshot_bytes;
+        config.snapshot_bytes_per_entry = self.settings.snapshot_bytes_per_entry;
         config.tail_entries = tail_entries;
         config.slow_entries_max = self.settings.slow_entries_max;
         config.slow_bytes_max = self.settings.slow_bytes_max;

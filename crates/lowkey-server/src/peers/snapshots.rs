@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
-use super::link::Wire;
+use super::link::{Complaints, Wire};
 use super::proto::{SnapshotChunk, SnapshotId, SnapshotOffer};
 use crate::inbox::{Event, Inbox};
 use crate::storage::{GROUP, SnapshotFiles};
@@ -29,9 +29,10 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const SNAPSHOT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 /// How often a snapshot is offered again while nothing of it arrives.
 const FRUITLESS_OFFERS_MAX: usize = 5;
-/// How long to wait before a snapshot is offered again, and before a failure is told: `raft` would want
-/// the next one at once.
+/// How long to wait before a snapshot is offered again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait before a failure is told: `raft` would want the next attempt at once.
+const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 
 /// A snapshot that is to be sent.
 pub(super) struct Outgoing {
@@ -71,6 +72,7 @@ pub(super) async fn send_snapshots(
     files: SnapshotFiles,
     mut queue: mpsc::Receiver<Outgoing>,
 ) {
+    let mut complaints = Complaints::default();
     while let Some(Outgoing { message, delivery }) = queue.recv().await {
         let index = message.get_snapshot().get_metadata().index;
         let started = Instant::now();
@@ -81,8 +83,10 @@ pub(super) async fn send_snapshots(
                 delivery.done();
             }
             Err(cause) => {
-                tracing::warn!(member = wire.to.0, index, cause, "a snapshot could not be sent");
-                sleep(RETRY_PAUSE).await;
+                if complaints.is_new(&cause) {
+                    tracing::warn!(member = wire.to.0, index, cause, "a snapshot could not be sent");
+                }
+                sleep(FAILURE_PAUSE).await;
             }
         }
     }
