@@ -35,11 +35,6 @@ impl ReceivedSnapshot {
         let state = read_state(&parts)?;
         Ok(Self { message, payload, state })
     }
-
-    /// Who sent it.
-    pub fn from(&self) -> u64 {
-        self.message.from
-    }
 }
 
 impl std::fmt::Debug for ReceivedSnapshot {
