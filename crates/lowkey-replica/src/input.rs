@@ -4,6 +4,7 @@ use lowkey_core::{Command, LeaseId, MemberId, NodeName, WaitTime};
 use raft::eraftpb;
 
 use crate::reads::Query;
+use crate::snapshots::ReceivedSnapshot;
 
 /// A caller that waits for an answer; the caller's side chooses the number and never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,6 +18,8 @@ pub enum Input {
     Tick,
     /// A message from another replica of the group, as decoded by [`crate::wire::decode_message`].
     Message(Box<eraftpb::Message>),
+    /// A message that names a snapshot, and the snapshot.
+    Snapshot(Box<ReceivedSnapshot>),
     /// A caller asks for something.
     Request(CallId, Request),
     /// A caller is gone. If it waits for a lock, or is about to, its place is kept for a while (R10), and
@@ -35,9 +38,14 @@ pub enum Input {
     SnapshotSaved {
         /// The snapshot's index.
         index: u64,
+        /// The size of its payload.
+        size_bytes: u64,
     },
-    /// The snapshot could not be written; the next one is tried in due course.
-    SnapshotFailed,
+    /// The snapshot of this index could not be made or written; the next one is tried in due course.
+    SnapshotFailed {
+        /// The snapshot's index.
+        index: u64,
+    },
     /// How much room the log has on its disk.
     Disk(DiskRoom),
     /// Hand the lead to another voter, if there is one and this is the leader.

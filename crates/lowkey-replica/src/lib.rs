@@ -6,11 +6,12 @@
 //! Where to look: [`Replica`] for how it is driven; `lease_table` for the rules of time (R1–R4, R8) and
 //! `wait_table` for those of waiting (R7, R10); `rounds` for how a quorum is asked once for many;
 //! `proposals` for what a caller may be told; `reads` for what may be asked; `members` for how nodes come and go;
-//! `recovery` for what a crash may leave behind; `history` for what watches resume from.
+//! `snapshots` for how the log stays short; `recovery` for what a crash may leave behind; `history` for what watches resume from.
 //!
 //! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
 //! as values, and `clippy.toml` beside the manifest keeps it so.
 
+mod entries;
 mod history;
 mod input;
 mod lease_table;
@@ -38,5 +39,6 @@ pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use reads::Query;
 pub use recovery::{Found, Founding, RecoverError, found};
 pub use replica::{Config, Fatal, Replica};
+pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};
 pub use status::{MemberStatus, Role, Status};
 pub use time::{MILLISECOND, Nanos};

@@ -6,6 +6,7 @@ use lowkey_core::{
 use raft::eraftpb;
 
 use crate::input::CallId;
+use crate::snapshots::SnapshotJob;
 use crate::wire;
 
 /// The first half of a turn.
@@ -20,13 +21,14 @@ pub struct Turn {
 /// What may be carried out as it stands.
 #[derive(Debug, Default)]
 pub struct Output {
-    /// Messages for other replicas, in order.
+    /// Messages for other replicas, in order. One that names a snapshot is for the sender to complete
+    /// with the file of that index; then [`crate::Input::SnapshotSent`], once for each.
     pub messages: Vec<eraftpb::Message>,
     /// Answers to callers; each caller gets one.
     pub replies: Vec<(CallId, Result<Response, Failure>)>,
-    /// A snapshot to write, at leisure; then [`crate::Input::SnapshotSaved`] or
+    /// A snapshot to make and to write, at leisure; then [`crate::Input::SnapshotSaved`] or
     /// [`crate::Input::SnapshotFailed`].
-    pub snapshot: Option<SnapshotFile>,
+    pub snapshot: Option<SnapshotJob>,
     /// What was applied, in order: for whoever watches. Every revision is here, most with no change.
     pub changes: Vec<(u64, Vec<Change>)>,
     /// A snapshot of this index came from the leader: what happened up to it will never be known here.

@@ -87,7 +87,7 @@ impl Replica {
     /// Brings a replica to life from what its disk holds.
     pub fn recover(config: Config, cluster: ClusterId, found: Found) -> Result<Self, RecoverError> {
         let mut log = Log::read(&found)?;
-        let (state, conf_state, applied) = match &found.snapshot {
+        let (state, saved, saved_bytes) = match &found.snapshot {
             // A founder starts with a snapshot, and a joiner's first entry comes behind one.
             None if log.last() > 0 => {
                 return Err(RecoverError(format!(
@@ -95,12 +95,12 @@ impl Replica {
                     log.compacted_index
                 )));
             }
-            None => (State::new(cluster), eraftpb::ConfState::default(), 0),
+            None => (State::new(cluster), eraftpb::SnapshotMetadata::default(), 0),
             Some(payload) => {
                 let parts = wire::decode_snapshot(payload)?;
                 let state = read_state(&parts)?;
                 log.agree_with(&parts)?;
-                (state, parts.conf_state, parts.index)
+                (state, parts.into_metadata(), payload.len() as u64)
             }
         };
         if state.cluster() != cluster {
@@ -117,7 +117,9 @@ impl Replica {
             )));
         }
         let compaction = (log.compacted_index, log.compacted_term);
-        let store = LogStore::new(log.hard_state, conf_state.clone(), compaction, log.entries);
+        let (conf_state, applied) = (saved.get_conf_state().clone(), saved.index);
+        let mut store = LogStore::new(log.hard_state, conf_state, compaction, log.entries);
+        store.set_saved(saved.clone());
         let raft_config = raft::Config {
             id: config.member.0,
             election_tick: ELECTION_TICKS,
@@ -136,7 +138,7 @@ impl Replica {
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let node = RawNode::new(&raft_config, store, &logger)
             .map_err(|error| RecoverError(format!("the log cannot be used: {error}")))?;
-        let mut replica = Self::assemble(config, node, state, conf_state);
+        let mut replica = Self::assemble(config, node, state, saved, saved_bytes);
         // The disk still has the log that was given up: what follows would leave a gap behind it.
         if log.given_up {
             replica.repairs.push(LogRecord::reset(compaction.0, compaction.1));

@@ -63,12 +63,18 @@ pub struct Config {
     pub leases_max: usize,
     /// How long after its deadline a lease is ended; later is always safe.
     pub expiry_grace_nanos: u64,
-    /// Entries after which a snapshot is taken.
+    /// Entries after which a snapshot is made; more if the last one was large.
     pub snapshot_entries: u64,
-    /// Bytes of entries after which a snapshot is taken.
+    /// For each so many bytes that the last snapshot had, the next is made an entry later.
+    pub snapshot_bytes_per_entry: u64,
+    /// Bytes of entries after which a snapshot is made; more if the last one had more than half of that.
     pub snapshot_bytes: u64,
     /// Entries that stay in the log behind a snapshot, for peers that are a little behind.
     pub tail_entries: u64,
+    /// Entries before these that a leader keeps for a peer that is slow but not gone.
+    pub slow_entries_max: u64,
+    /// Bytes of such entries that it keeps.
+    pub slow_bytes_max: u64,
 }
 
 impl Config {
@@ -83,8 +89,11 @@ impl Config {
             leases_max: 1_000_000,
             expiry_grace_nanos: 20 * MILLISECOND,
             snapshot_entries: 10_000,
+            snapshot_bytes_per_entry: 64,
             snapshot_bytes: 64 * 1024 * 1024,
             tail_entries: 1_000,
+            slow_entries_max: 100_000,
+            slow_bytes_max: 64 * 1024 * 1024,
         }
     }
 }
@@ -149,17 +158,18 @@ impl Replica {
         config: Config,
         node: RawNode<LogStore>,
         state: State,
-        conf_state: eraftpb::ConfState,
+        saved: eraftpb::SnapshotMetadata,
+        saved_bytes: u64,
     ) -> Self {
         let grace_nanos = config.expiry_grace_nanos;
         let (durable_term, durable_commit) = (node.raft.term, node.raft.raft_log.committed);
         let mut replica = Self {
             standing: (node.raft.term, node.raft.state),
-            snapshots: crate::snapshots::Snapshots::new(state.revision()),
+            snapshots: crate::snapshots::Snapshots::new(saved.index, saved_bytes),
             config,
             node,
             state,
-            conf_state,
+            conf_state: saved.get_conf_state().clone(),
             leases: LeaseTable::new(grace_nanos),
             waits: WaitTable::default(),
             rounds: Rounds::default(),
@@ -204,12 +214,13 @@ impl Replica {
         match input {
             Input::Tick => self.tick(now),
             Input::Message(message) => self.receive(now, *message),
+            Input::Snapshot(received) => self.receive_snapshot(*received),
             Input::Request(call, request) => self.request(now, call, request),
             Input::CallerGone(call) => self.waits.leave(now, call),
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
-            Input::SnapshotSaved { index } => self.snapshot_saved(index),
-            Input::SnapshotFailed => self.snapshots.failed(self.config.snapshot_entries.div_ceil(10)),
+            Input::SnapshotSaved { index, size_bytes } => self.snapshot_saved(index, size_bytes),
+            Input::SnapshotFailed { index } => self.snapshots.failed(index),
             Input::Disk(room) => self.disk = room,
             Input::HandOver => self.hand_over(),
         }
@@ -219,6 +230,8 @@ impl Replica {
     fn tick(&mut self, now: Nanos) {
         let gap = self.last_tick.replace(now).map(|last| now.since(last)).unwrap_or_default();
         self.node.tick();
+        self.node.mut_store().free_some();
+        self.snapshots.tick();
         self.settle(now);
         if self.leases.is_armed() {
             // R8: clients are not punished for the service's own pause.
@@ -239,7 +252,7 @@ impl Replica {
 
     fn receive(&mut self, now: Nanos, message: eraftpb::Message) {
         use eraftpb::MessageType;
-        if message.to != self.config.member.0 || self.is_strange(&message) {
+        if !self.is_for_this(&message) {
             return;
         }
         self.heard_from(message.from, now);
@@ -247,13 +260,18 @@ impl Replica {
             // A leader never tells a follower of more than the follower has; `raft` would panic.
             MessageType::MsgHeartbeat if message.commit > self.node.raft.raft_log.last_index() => return,
             // A disk without room cannot take entries; the leader will send them again.
-            MessageType::MsgAppend | MessageType::MsgSnapshot if self.disk == DiskRoom::Exhausted => return,
-            // What is not a whole and readable state never reaches the log.
-            MessageType::MsgSnapshot if !self.can_restore(message.get_snapshot()) => return,
+            MessageType::MsgAppend if self.disk == DiskRoom::Exhausted => return,
+            // A snapshot comes with its state: see `receive_snapshot`.
+            MessageType::MsgSnapshot => return,
             _ => {}
         }
         // A message that `raft` refuses (from a node that left, say) changes nothing.
         let _ = self.node.step(message);
+    }
+
+    /// True if a message is for this node, and from one that may speak to it.
+    pub(crate) fn is_for_this(&self, message: &eraftpb::Message) -> bool {
+        message.to == self.config.member.0 && !self.is_strange(message)
     }
 
     /// From a node that this one has not heard of, while there is a leader. It may be newer than what is
@@ -431,7 +449,7 @@ impl Replica {
         }
         self.settle_transfer(now);
         if self.node.store().take_snapshot_wanted() {
-            self.offer_snapshot();
+            self.make_snapshot();
         }
     }
 
@@ -516,7 +534,7 @@ impl Replica {
             for confirmed in ready.take_read_states() {
                 self.rounds.confirm(&confirmed.request_ctx, confirmed.index);
             }
-            self.install(ready.snapshot(), &mut persist)?;
+            self.install(ready.snapshot(), &mut persist);
             self.unapplied.extend(ready.take_committed_entries());
             self.node.mut_store().append(ready.entries());
             persist.records.extend(ready.entries().iter().map(LogRecord::entry));

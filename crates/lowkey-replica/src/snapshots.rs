@@ -1,100 +1,138 @@
-//! When snapshots are taken, what they hold, and how the log before them goes.
+//! When snapshots are made, which one a peer gets, and how the log before them goes.
 //!
-//! A snapshot of this replica's own is taken every so many entries or bytes, written by the caller
-//! at leisure, and only once it is known to be on disk is the log cut, a tail of it kept for peers
-//! that are a little behind. The record that cuts the log always travels with a hard state whose
-//! commit is not behind it, or `raft` could not start from them.
+//! A snapshot is made from the one before it and the entries since then, never from the live state:
+//! the replica hands out a [`SnapshotJob`], which needs nothing of it any more, and goes on. So making
+//! one pauses nothing, and shows each time anew that snapshot and log give the state. Only once it is
+//! known to be on disk is the log cut, a tail of it kept for peers that are behind. The record that
+//! cuts the log always travels with a hard state whose commit is not behind it, or `raft` could not
+//! start from them.
 //!
-//! A snapshot from the leader is checked before `raft` sees it and replaces the log at once.
+//! A peer that is too far behind for the log gets the newest snapshot that is on disk; the log holds
+//! every entry behind that one. `raft` names it in a message, and whoever sends the message adds the
+//! file. On the other side it comes as a [`ReceivedSnapshot`], checked and decoded before it gets
+//! here, and replaces log and state at once.
+
+mod job;
+mod received;
 
 use lowkey_core::{MemberId, State, mutants};
-use raft::eraftpb;
-use raft::{SnapshotStatus, Storage as _};
+use raft::eraftpb::{self, SnapshotMetadata};
+use raft::{ProgressState, SnapshotStatus, StateRole, Storage as _};
 
+pub use self::job::{JobError, SnapshotJob};
+pub use self::received::ReceivedSnapshot;
+use crate::input::DiskRoom;
 use crate::log_store::entry_bytes;
 use crate::output::{LogRecord, Persist, SnapshotFile};
-use crate::replica::{Fatal, Replica};
+use crate::replica::{Config, Replica};
 use crate::wire::{self, SnapshotParts};
 
-/// Invariant: at most one snapshot is being written at a time.
+/// How long after a failure the next snapshot is tried: 3 s.
+const FAILURE_TICKS: u32 = 300;
+
+/// Invariants:
+/// - At most one snapshot is being made at a time.
+/// - The log holds every entry behind `saved`: the next snapshot is made from these.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
-    /// The index of the newest snapshot that is on disk.
+    /// The index of the newest snapshot that is on disk; 0 if there is none, and then there is no log.
     saved: u64,
-    being_written: Option<u64>,
-    /// After a failure: the index before which none is taken, or a full disk would have the whole
-    /// state encoded in every turn.
-    not_before: u64,
-    /// Bytes of entries logged since the newest snapshot was taken.
+    /// Its size.
+    saved_bytes: u64,
+    being_made: Option<SnapshotMetadata>,
+    /// After a failure: ticks until the next is made, or a full disk would have one made in every turn.
+    pause_ticks: u32,
+    /// Bytes of entries logged since the newest snapshot was begun.
     logged_bytes: u64,
     /// A snapshot that was saved and whose log can be cut.
     compaction_due: Option<u64>,
+    /// Came from the leader; `raft` has taken it, and the turn that begins next installs it.
+    received: Option<(Vec<u8>, State)>,
 }
 
 impl Snapshots {
-    pub(crate) fn new(saved: u64) -> Self {
-        Self { saved, being_written: None, not_before: 0, logged_bytes: 0, compaction_due: None }
+    pub(crate) fn new(saved: u64, saved_bytes: u64) -> Self {
+        Self {
+            saved,
+            saved_bytes,
+            being_made: None,
+            pause_ticks: 0,
+            logged_bytes: 0,
+            compaction_due: None,
+            received: None,
+        }
     }
 
     pub(crate) fn count_logged(&mut self, entries: &[eraftpb::Entry]) {
         self.logged_bytes += entries.iter().map(entry_bytes).sum::<u64>();
     }
 
-    pub(crate) fn failed(&mut self, retry_entries: u64) {
-        if let Some(index) = self.being_written.take() {
-            self.not_before = index + retry_entries;
+    pub(crate) fn failed(&mut self, index: u64) {
+        if self.being_made.take_if(|metadata| metadata.index == index).is_some() {
+            self.pause_ticks = FAILURE_TICKS;
         }
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.pause_ticks = self.pause_ticks.saturating_sub(1);
     }
 
     pub(crate) fn compaction_due(&self) -> Option<u64> {
         self.compaction_due
     }
+
+    /// Making one costs as much as the state is large, so the larger the last one was, the more entries
+    /// it takes to the next: whatever the size, an entry bears about the same share.
+    fn is_due(&self, applied: u64, config: &Config) -> bool {
+        let entries = applied.saturating_sub(self.saved);
+        entries >= config.snapshot_entries.max(self.saved_bytes / config.snapshot_bytes_per_entry)
+            || self.logged_bytes >= config.snapshot_bytes.max(2 * self.saved_bytes)
+    }
 }
 
 impl Replica {
-    /// Takes a snapshot of the applied state when enough has happened since the last.
+    /// Has a snapshot of the applied state made when enough has happened since the last.
     pub(crate) fn snapshot_if_due(&mut self) {
+        if self.snapshots.is_due(self.state.revision(), &self.config) {
+            self.make_snapshot();
+        }
+    }
+
+    /// Has a snapshot of the applied state made, unless one is being made already.
+    pub(crate) fn make_snapshot(&mut self) {
         let applied = self.state.revision();
         let snapshots = &mut self.snapshots;
-        let due = applied >= snapshots.saved + self.config.snapshot_entries
-            || (snapshots.logged_bytes >= self.config.snapshot_bytes && applied > snapshots.saved);
-        if !due || snapshots.being_written.is_some() || applied < snapshots.not_before {
+        let base = snapshots.saved;
+        if snapshots.being_made.is_some() || snapshots.pause_ticks > 0 || base == 0 || applied <= base {
             return;
         }
-        snapshots.being_written = Some(applied);
+        let store = self.node.store();
+        let Some(entries) = store.between(base, applied) else { return };
+        let mut metadata = SnapshotMetadata { index: applied, ..Default::default() };
+        metadata.term = store.term(applied).expect("an applied entry behind the last snapshot is in the log");
+        metadata.set_conf_state(self.conf_state.clone());
+        snapshots.being_made = Some(metadata.clone());
         if mutants::is_active("log cut before its snapshot is on disk") {
             snapshots.compaction_due = Some(applied);
         }
         snapshots.logged_bytes = 0;
-        let payload = wire::encode_snapshot(self.current_parts());
-        self.output.snapshot = Some(SnapshotFile { index: applied, payload });
+        self.output.snapshot = Some(SnapshotJob::new(base, metadata, entries));
     }
 
-    fn current_parts(&self) -> SnapshotParts {
-        let index = self.state.revision();
-        let term = self
-            .node
-            .store()
-            .term(index)
-            .expect("the last applied entry, or the one before the log, is known");
-        let state = self.state.encode_snapshot();
-        let state_hash = State::hash_of_snapshot(&state);
-        SnapshotParts { index, term, conf_state: self.conf_state.clone(), state, state_hash }
-    }
-
-    pub(crate) fn snapshot_saved(&mut self, index: u64) {
+    pub(crate) fn snapshot_saved(&mut self, index: u64, size_bytes: u64) {
         let snapshots = &mut self.snapshots;
-        if snapshots.being_written == Some(index) {
-            snapshots.being_written = None;
-            snapshots.saved = snapshots.saved.max(index);
+        if let Some(metadata) = snapshots.being_made.take_if(|metadata| metadata.index == index) {
+            snapshots.saved = index;
+            snapshots.saved_bytes = size_bytes;
             snapshots.compaction_due = Some(index);
+            self.node.mut_store().set_saved(metadata);
         }
     }
 
     /// Cuts the log behind a snapshot that is on disk.
     pub(crate) fn compact(&mut self, persist: &mut Persist) {
         let Some(snapshot_index) = self.snapshots.compaction_due.take() else { return };
-        let index = snapshot_index.saturating_sub(self.config.tail_entries);
+        let index = self.cut_index(snapshot_index);
         let store = self.node.mut_store();
         if index <= store.compacted_index() {
             return;
@@ -104,40 +142,68 @@ impl Replica {
         persist.records.push(LogRecord::compaction(index, term));
     }
 
-    /// Makes the snapshot that a peer needs which is too far behind for the log.
-    pub(crate) fn offer_snapshot(&mut self) {
-        let snapshot = wire::raft_snapshot(self.current_parts());
-        self.node.mut_store().set_snapshot(Some(snapshot));
+    /// How far the log can be cut behind a snapshot. A leader keeps more than the usual tail for a peer
+    /// that is slow, or that is just being sent an older snapshot, or it would be sent snapshots for
+    /// ever; but not without bounds.
+    fn cut_index(&self, snapshot_index: u64) -> u64 {
+        let usual = snapshot_index.saturating_sub(self.config.tail_entries);
+        let raft = &self.node.raft;
+        if raft.state != StateRole::Leader {
+            return usual;
+        }
+        let peers = raft.prs().iter().filter(|(id, _)| **id != self.config.member.0);
+        let kept_from = peers.filter_map(|(_, progress)| match progress.state {
+            ProgressState::Replicate => Some(progress.matched),
+            ProgressState::Snapshot => Some(progress.pending_snapshot),
+            // One that does not answer is not slow but gone.
+            ProgressState::Probe => progress.recent_active.then(|| progress.next_idx.saturating_sub(1)),
+        });
+        match kept_from.min() {
+            Some(needed) if needed < usual => {
+                let lowest = needed.max(usual.saturating_sub(self.config.slow_entries_max));
+                self.node.store().lowest_cut(lowest, usual, self.config.slow_bytes_max)
+            }
+            _ => usual,
+        }
     }
 
     pub(crate) fn snapshot_sent(&mut self, to: MemberId, delivered: bool) {
         let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         // `raft` pauses a peer until it hears of this.
         self.node.report_snapshot(to.0, status);
-        // The next peer in need gets a fresh one: this one ages, and is large.
-        self.node.mut_store().set_snapshot(None);
     }
 
-    /// True if a snapshot from the leader is a whole state of this very cluster.
-    pub(crate) fn can_restore(&self, snapshot: &eraftpb::Snapshot) -> bool {
-        restored(snapshot).is_ok_and(|(_, state)| state.cluster() == self.state.cluster())
+    /// Takes in a snapshot from the leader, unless `raft` has no use for it.
+    pub(crate) fn receive_snapshot(&mut self, received: ReceivedSnapshot) {
+        let ReceivedSnapshot { message, payload, state } = received;
+        // A disk without room cannot take it; the leader will send it again.
+        if !self.is_for_this(&message)
+            || self.disk == DiskRoom::Exhausted
+            || state.cluster() != self.state.cluster()
+        {
+            return;
+        }
+        let offered = position(message.get_snapshot());
+        let _ = self.node.step(message);
+        if self.node.raft.snap().map(position) == Some(offered) {
+            self.snapshots.received = Some((payload, state));
+        }
     }
 
     /// Begins anew from a snapshot that came from the leader, if there is one.
-    pub(crate) fn install(
-        &mut self,
-        snapshot: &eraftpb::Snapshot,
-        persist: &mut Persist,
-    ) -> Result<(), Fatal> {
-        let index = snapshot.get_metadata().index;
+    pub(crate) fn install(&mut self, snapshot: &eraftpb::Snapshot, persist: &mut Persist) {
+        let metadata = snapshot.get_metadata();
+        let (index, term) = (metadata.index, metadata.term);
         if index == 0 {
-            return Ok(());
+            return;
         }
-        let (parts, state) =
-            restored(snapshot).map_err(|problem| Fatal { index, problem: problem.to_string() })?;
+        let received = self.snapshots.received.take();
+        let (payload, state) = received.expect("a snapshot that `raft` has taken came with its state");
+        assert_eq!(state.revision(), index, "`raft` has taken another snapshot than came last");
         // Whatever still waited to be applied is committed, and so within the snapshot.
         self.unapplied.clear();
-        self.node.mut_store().reset(index, parts.term);
+        self.node.mut_store().reset(index, term);
+        self.node.mut_store().set_saved(metadata.clone());
         for proposal in self.proposals.take_through(index) {
             self.output.reply(proposal.call, Err(crate::output::Failure::OutcomeUnknown));
         }
@@ -145,18 +211,15 @@ impl Replica {
         // What was applied before is part of what is lost.
         self.output.changes.clear();
         self.output.history_lost = Some(index);
-        self.conf_state = parts.conf_state.clone();
-        self.snapshots = Snapshots::new(index);
-        persist.records.push(LogRecord::reset(index, parts.term));
-        persist.snapshot = Some(SnapshotFile { index, payload: wire::encode_snapshot(parts) });
-        Ok(())
+        self.conf_state = metadata.get_conf_state().clone();
+        self.snapshots = Snapshots::new(index, payload.len() as u64);
+        persist.records.push(LogRecord::reset(index, term));
+        persist.snapshot = Some(SnapshotFile { index, payload });
     }
 }
 
-fn restored(snapshot: &eraftpb::Snapshot) -> Result<(SnapshotParts, State), wire::WireError> {
-    let parts = wire::snapshot_parts(snapshot)?;
-    let state = read_state(&parts)?;
-    Ok((parts, state))
+fn position(snapshot: &eraftpb::Snapshot) -> (u64, u64) {
+    (snapshot.get_metadata().index, snapshot.get_metadata().term)
 }
 
 /// The state of a snapshot, checked against its hash and its position.

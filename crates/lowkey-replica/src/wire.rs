@@ -53,7 +53,7 @@ struct MessageProto {
     #[prost(uint64, tag = "9")]
     commit_term: u64,
     #[prost(message, optional, tag = "10")]
-    snapshot: Option<SnapshotProto>,
+    snapshot: Option<SnapshotHeadProto>,
     #[prost(uint64, tag = "11")]
     request_snapshot: u64,
     #[prost(bool, tag = "12")]
@@ -107,6 +107,17 @@ struct ConfStateProto {
     auto_leave: bool,
 }
 
+/// What a message says of the snapshot that comes with it: the beginning of [`SnapshotProto`].
+#[derive(Clone, PartialEq, prost::Message)]
+struct SnapshotHeadProto {
+    #[prost(uint64, tag = "1")]
+    index: u64,
+    #[prost(uint64, tag = "2")]
+    term: u64,
+    #[prost(message, optional, tag = "3")]
+    conf_state: Option<ConfStateProto>,
+}
+
 /// A snapshot, as in its file and on the wire.
 #[derive(Clone, PartialEq, prost::Message)]
 struct SnapshotProto {
@@ -158,10 +169,20 @@ pub(crate) struct SnapshotParts {
     pub(crate) state_hash: u64,
 }
 
-/// A message for another replica of the group.
+impl SnapshotParts {
+    pub(crate) fn into_metadata(self) -> eraftpb::SnapshotMetadata {
+        let mut metadata =
+            eraftpb::SnapshotMetadata { index: self.index, term: self.term, ..Default::default() };
+        metadata.set_conf_state(self.conf_state);
+        metadata
+    }
+}
+
+/// A message for another replica of the group. Of a snapshot it only says which; see
+/// [`crate::ReceivedSnapshot`].
 pub fn encode_message(group: u32, message: eraftpb::Message) -> Vec<u8> {
-    let snapshot =
-        (message.get_msg_type() == eraftpb::MessageType::MsgSnapshot).then(|| to_snapshot(&message));
+    let snapshot = (message.get_msg_type() == eraftpb::MessageType::MsgSnapshot)
+        .then(|| to_snapshot_head(message.get_snapshot().get_metadata()));
     let mut message = message;
     MessageProto {
         kind: message_kind(message.get_msg_type()),
@@ -214,7 +235,7 @@ pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError
     message.priority = proto.priority;
     match (message.get_msg_type(), proto.snapshot) {
         (eraftpb::MessageType::MsgSnapshot, Some(snapshot)) => {
-            message.set_snapshot(raft_snapshot(from_snapshot(snapshot)?));
+            message.mut_snapshot().set_metadata(from_snapshot_head(snapshot)?);
         }
         (eraftpb::MessageType::MsgSnapshot, None) => {
             return Err(WireError("a snapshot message without a snapshot".into()));
@@ -358,34 +379,32 @@ pub fn decode_conf_change(bytes: &[u8]) -> Result<eraftpb::ConfChangeV2, WireErr
     Ok(conf_change)
 }
 
-fn to_snapshot(message: &eraftpb::Message) -> SnapshotProto {
-    let snapshot = message.get_snapshot();
-    let metadata = snapshot.get_metadata();
-    // `raft` carries the state and its hash behind one another: see `raft_snapshot`.
-    let (hash, state) = snapshot.data.split_at_checked(8).unwrap_or((&[], &snapshot.data));
-    SnapshotProto {
+/// Only what the snapshot is: its bytes travel by themselves.
+fn to_snapshot_head(metadata: &eraftpb::SnapshotMetadata) -> SnapshotHeadProto {
+    SnapshotHeadProto {
         index: metadata.index,
         term: metadata.term,
         conf_state: Some(to_conf_state(metadata.get_conf_state())),
-        state: state.to_vec(),
-        state_hash: <[u8; 8]>::try_from(hash).map(u64::from_le_bytes).unwrap_or_default(),
     }
 }
 
-fn from_snapshot(proto: SnapshotProto) -> Result<SnapshotParts, WireError> {
+fn from_snapshot_head(proto: SnapshotHeadProto) -> Result<eraftpb::SnapshotMetadata, WireError> {
     let conf_state =
         proto.conf_state.ok_or_else(|| WireError("a snapshot without the members of the group".into()))?;
     if proto.index == 0 || proto.term == 0 || conf_state.voters.is_empty() {
         return Err(WireError("a snapshot without position or voters".into()));
     }
     check_members(&conf_state)?;
-    Ok(SnapshotParts {
-        index: proto.index,
-        term: proto.term,
-        conf_state: from_conf_state(conf_state),
-        state: proto.state,
-        state_hash: proto.state_hash,
-    })
+    let mut metadata =
+        eraftpb::SnapshotMetadata { index: proto.index, term: proto.term, ..Default::default() };
+    metadata.set_conf_state(from_conf_state(conf_state));
+    Ok(metadata)
+}
+
+fn from_snapshot(proto: SnapshotProto) -> Result<SnapshotParts, WireError> {
+    let SnapshotProto { index, term, conf_state, state, state_hash } = proto;
+    let mut metadata = from_snapshot_head(SnapshotHeadProto { index, term, conf_state })?;
+    Ok(SnapshotParts { index, term, conf_state: metadata.take_conf_state(), state, state_hash })
 }
 
 /// `raft` panics on a configuration that names a member twice or as both voter and learner.
@@ -407,33 +426,6 @@ fn check_members(conf_state: &ConfStateProto) -> Result<(), WireError> {
     } else {
         Err(WireError("a snapshot whose members contradict each other".into()))
     }
-}
-
-/// The parts in the shape that `raft` passes around; its data is the hash, then the state.
-pub(crate) fn raft_snapshot(parts: SnapshotParts) -> eraftpb::Snapshot {
-    let mut snapshot = eraftpb::Snapshot::default();
-    snapshot.mut_metadata().index = parts.index;
-    snapshot.mut_metadata().term = parts.term;
-    snapshot.mut_metadata().set_conf_state(parts.conf_state);
-    let mut data = parts.state_hash.to_le_bytes().to_vec();
-    data.extend_from_slice(&parts.state);
-    snapshot.data = data.into();
-    snapshot
-}
-
-/// The inverse of [`raft_snapshot`].
-pub(crate) fn snapshot_parts(snapshot: &eraftpb::Snapshot) -> Result<SnapshotParts, WireError> {
-    let Some((hash, state)) = snapshot.data.split_first_chunk::<8>() else {
-        return Err(WireError("a snapshot that is too short".into()));
-    };
-    let metadata = snapshot.get_metadata();
-    Ok(SnapshotParts {
-        index: metadata.index,
-        term: metadata.term,
-        conf_state: metadata.get_conf_state().clone(),
-        state: state.to_vec(),
-        state_hash: u64::from_le_bytes(*hash),
-    })
 }
 
 /// A snapshot as the payload of its file.

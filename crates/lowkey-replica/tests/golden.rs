@@ -198,8 +198,8 @@ impl Runner {
             "drop" => {
                 let kind = args.take_key("kind");
                 let (from, to) = (node_id(next(args)?)?, node_id(next(args)?)?);
-                while let Some(message) = self.cluster.take(from, to, kind) {
-                    self.cluster.lose(&message)?;
+                while let Some(letter) = self.cluster.take(from, to, kind) {
+                    self.cluster.lose(&letter.message)?;
                 }
                 Ok(())
             }
@@ -212,12 +212,11 @@ impl Runner {
             }
             "corrupt" => {
                 let (from, to) = (node_id(next(args)?)?, node_id(next(args)?)?);
-                let mut message =
+                let mut letter =
                     self.cluster.take(from, to, Some("Snapshot")).ok_or("no snapshot is under way")?;
-                let mut data = message.get_snapshot().get_data().to_vec();
-                *data.last_mut().ok_or("an empty snapshot")? ^= 1;
-                message.mut_snapshot().data = data.into();
-                self.cluster.resend(message);
+                let payload = letter.snapshot.as_mut().ok_or("it has no snapshot with it")?;
+                *payload.last_mut().ok_or("an empty snapshot")? ^= 1;
+                self.cluster.resend(letter);
                 Ok(())
             }
             "cut" => {
@@ -274,7 +273,10 @@ impl Runner {
             match key {
                 "snapshot_entries" => settings.snapshot_entries = value.parse()?,
                 "snapshot_bytes" => settings.snapshot_bytes = value.parse()?,
+                "snapshot_bytes_per_entry" => settings.snapshot_bytes_per_entry = value.parse()?,
                 "tail_entries" => settings.tail_entries = value.parse()?,
+                "slow_entries_max" => settings.slow_entries_max = value.parse()?,
+                "slow_bytes_max" => settings.slow_bytes_max = value.parse()?,
                 "leases_max" => settings.leases_max = value.parse()?,
                 "command_version" => settings.command_version = value.parse()?,
                 "seed" => settings.seed = value.parse()?,

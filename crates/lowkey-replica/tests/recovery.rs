@@ -47,9 +47,12 @@ impl Disk {
             let Persist { snapshot, records } = replica.begin_turn(Nanos(0)).expect("a turn begins").persist;
             self.snapshots.extend(snapshot);
             self.records.extend(records);
-            if let Some(snapshot) = replica.end_turn(Nanos(0)).expect("a turn ends").snapshot {
-                replica.step(Nanos(0), Input::SnapshotSaved { index: snapshot.index });
-                self.snapshots.push(snapshot);
+            if let Some(job) = replica.end_turn(Nanos(0)).expect("a turn ends").snapshot {
+                let base = self.snapshots.iter().find(|file| file.index == job.base());
+                let made = job.run(&base.expect("the base is on disk").payload).expect("it can be made");
+                let size_bytes = made.payload.len() as u64;
+                replica.step(Nanos(0), Input::SnapshotSaved { index: made.index, size_bytes });
+                self.snapshots.push(made);
             }
         }
     }
@@ -82,6 +85,7 @@ impl Disk {
 fn recover(found: Found) -> Result<Replica, String> {
     let mut config = Config::new(1, MemberId(1), 1);
     config.snapshot_entries = 4;
+    config.snapshot_bytes_per_entry = 64 * 1024;
     config.tail_entries = 2;
     Replica::recover(config, CLUSTER, found).map_err(|error| error.to_string())
 }

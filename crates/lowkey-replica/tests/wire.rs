@@ -55,7 +55,6 @@ fn message(kind: MessageType) -> Message {
     }
     if kind == MessageType::MsgSnapshot {
         let snapshot = message.mut_snapshot();
-        snapshot.data = vec![7; 20].into();
         let metadata = snapshot.mut_metadata();
         metadata.index = 7;
         metadata.term = 2;

@@ -18,10 +18,11 @@ use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::error::StartError;
-use crate::housekeeper::{Job, Jobs, Report};
+use crate::housekeeper::{Jobs, Report};
 use crate::inbox::{Answer, Asked, Batch, Event, Inbox};
 use crate::metrics::ReplicaMetrics;
 use crate::peers::Links;
+use crate::snapshot_maker::SnapshotJobs;
 use crate::storage::{SnapshotFiles, wal_record};
 use crate::view::View;
 use crate::watch::HubFeed;
@@ -44,6 +45,7 @@ pub(crate) struct Driver {
     pub(crate) clock: Clock,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) jobs: Jobs,
+    pub(crate) snapshot_jobs: SnapshotJobs,
     pub(crate) links: Links,
     pub(crate) view: Arc<View>,
     pub(crate) feed: HubFeed,
@@ -69,7 +71,7 @@ pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), Start
     std::thread::Builder::new()
         .name("replica".into())
         .spawn(move || {
-            let _end_on_panic = EndOnPanic;
+            let _end_on_panic = EndOnPanic("the replica thread");
             let next_tick = driver.clock.now().after(TICK_NANOS);
             let running = Running {
                 driver,
@@ -111,7 +113,7 @@ impl Running {
                 Event::Replica(input) => {
                     match input {
                         Input::SnapshotSaved { .. } => _ = self.driver.metrics.snapshots_saved.inc(),
-                        Input::SnapshotFailed => _ = self.driver.metrics.snapshots_failed.inc(),
+                        Input::SnapshotFailed { .. } => _ = self.driver.metrics.snapshots_failed.inc(),
                         _ => {}
                     }
                     self.step(input);
@@ -190,7 +192,7 @@ impl Running {
             && let Some(job) = self.driver.wal.segment_job()
         {
             // The housekeeper lives as long as this sender does.
-            let _ = self.driver.jobs.send(Job::Segment(job));
+            let _ = self.driver.jobs.send(job);
         }
         let room =
             match (self.driver.wal.has_spare() && self.space_enough, self.driver.wal.active_remaining()) {
@@ -271,8 +273,9 @@ impl Running {
                 let _ = caller.send(answer);
             }
         }
-        if let Some(file) = output.snapshot {
-            let _ = self.driver.jobs.send(Job::Snapshot(file));
+        if let Some(job) = output.snapshot {
+            // That thread, too, lives as long as this sender does.
+            let _ = self.driver.snapshot_jobs.send(job);
         }
     }
 
@@ -341,13 +344,13 @@ fn fatal(fatal: Fatal) -> StartError {
     StartError::Replica(fatal.to_string())
 }
 
-/// Ends the process if the thread that holds this panics.
-struct EndOnPanic;
+/// Ends the process if the thread that holds this, and that it names, panics.
+pub(crate) struct EndOnPanic(pub(crate) &'static str);
 
 impl Drop for EndOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("the replica thread panicked: the process ends, since a zombie must not serve");
+            tracing::error!("{} panicked: the process ends, since a zombie must not serve", self.0);
             std::process::exit(70);
         }
     }

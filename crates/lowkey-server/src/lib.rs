@@ -3,7 +3,8 @@
 //! A request's way: [`edge`] decodes it, `service` finds the leader, `inbox` takes it to the one
 //! thread of `driver`, which drives the replica, the log and the answers; `peers` carries messages
 //! and forwarded requests between nodes; `watch` tells whoever watches what happened; `storage` is the
-//! data directory, `housekeeper` does slow work on it; `metrics` counts; [`start`] puts them together.
+//! data directory, `housekeeper` and `snapshot_maker` do slow work on it; `metrics` counts; [`start`] puts
+//! them together.
 //!
 //! Deliberately absent: any decision about leases and locks. What is granted is the replica's to say.
 
@@ -20,6 +21,7 @@ mod node;
 mod operation;
 mod peers;
 mod service;
+mod snapshot_maker;
 mod storage;
 mod view;
 mod watch;

@@ -27,7 +27,7 @@ use crate::service::Service;
 use crate::storage::{DataDirectory, GROUP, SnapshotFiles};
 use crate::view::View;
 use crate::watch::{Hub, HubFeed};
-use crate::{housekeeper, random_bytes};
+use crate::{housekeeper, random_bytes, snapshot_maker};
 
 /// How long a leader that stops may take to hand over. This, the ports' own time to end
 /// ([`ServeLimits::shutdown_timeout`]) and the next two add up to less than 5 s.
@@ -211,9 +211,17 @@ fn run(
     let (hub, feed) = watch_hub(applied, config.watch_streams_max, view.leadership(), stopping.subscribe());
     let runtime = tokio::runtime::Handle::current();
     let snapshot_files = SnapshotFiles::new(Arc::clone(&directory.disk));
-    let jobs = housekeeper::start(directory.path.clone(), snapshot_files.clone(), Arc::clone(&inbox))
-        .map_err(|source| StartError::Io { doing: "cannot start a thread".into(), source })?;
-    let links = Links::new(Arc::clone(&hello), Arc::clone(&inbox), runtime, forwarders.clone());
+    let no_thread = |source| StartError::Io { doing: "cannot start a thread".into(), source };
+    let jobs = housekeeper::start(directory.path.clone(), Arc::clone(&inbox)).map_err(no_thread)?;
+    let snapshot_jobs =
+        snapshot_maker::start(snapshot_files.clone(), Arc::clone(&inbox)).map_err(no_thread)?;
+    let links = Links::new(
+        Arc::clone(&hello),
+        Arc::clone(&inbox),
+        runtime,
+        forwarders.clone(),
+        snapshot_files.clone(),
+    );
     let replica_metrics = ReplicaMetrics::new();
     let observed = Observed { view: Arc::clone(&view), inbox: Arc::clone(&inbox), hub: hub.clone() };
     let metrics = Metrics::new(&replica_metrics, observed);
@@ -225,6 +233,7 @@ fn run(
         feed,
         inbox: Arc::clone(&inbox),
         jobs,
+        snapshot_jobs,
         links,
         view: Arc::clone(&view),
         metrics: replica_metrics,

@@ -63,8 +63,8 @@ pub(crate) struct DataDirectory {
 }
 
 /// The snapshot files, written by one thread at a time: the replica thread installs what comes from a
-/// leader, the housekeeper writes what this node took, and each clears away what the other might be
-/// in the middle of.
+/// leader, another writes what this node made, and each clears away what the other might be in the
+/// middle of.
 #[derive(Clone)]
 pub(crate) struct SnapshotFiles {
     disk: Arc<dyn Disk>,
@@ -79,6 +79,30 @@ impl SnapshotFiles {
     pub(crate) fn save(&self, index: u64, payload: &[u8]) -> Result<(), SealedError> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         snapshots::save(&*self.disk, index, payload)
+    }
+
+    /// The payload of the snapshot of an index.
+    pub(crate) fn load(&self, index: u64) -> Result<Vec<u8>, LoadError> {
+        snapshots::load(&*self.disk, index).map_err(LoadError::Sealed)?.ok_or(LoadError::Gone { index })
+    }
+}
+
+/// Why a snapshot that was on disk cannot be read.
+#[derive(Debug)]
+pub(crate) enum LoadError {
+    Sealed(SealedError),
+    /// Newer ones have taken its place.
+    Gone {
+        index: u64,
+    },
+}
+
+impl std::fmt::Display for LoadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sealed(error) => error.fmt(f),
+            Self::Gone { index } => write!(f, "the snapshot of index {index} is not there any more"),
+        }
     }
 }
 

@@ -86,6 +86,7 @@ pub const MUTANTS: &[&str] = &[
     "vote not persisted",
     "log sync skipped",
     "log cut before its snapshot is on disk",
+    "an entry is left out of a snapshot's making",
     "members change before the commit is durable",
     "a lone voter speaks before its vote is on disk",
     // Who belongs to the cluster.

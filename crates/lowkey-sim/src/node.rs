@@ -4,15 +4,15 @@
 //! come between the write and the sync, and between the sync and the answers.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use lowkey_core::{
     COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName, RequestId, mutants,
 };
 use lowkey_replica::{
-    CallId, Config, Found, History, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role, found,
+    CallId, Config, Found, History, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role, SnapshotJob,
+    found,
 };
-use lowkey_wal::{Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
+use lowkey_wal::{Disk, Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
 
 use crate::clock::Clock;
 use crate::plan::Plan;
@@ -160,7 +160,10 @@ impl Node {
         };
         let config = Config {
             snapshot_entries: plan.snapshot_entries,
+            // However large the state is: many snapshots are wanted here.
+            snapshot_bytes_per_entry: 1024 * 1024,
             tail_entries: plan.tail_entries,
+            slow_entries_max: 4 * plan.tail_entries,
             ..Config::new(GROUP, MemberId(self.member), seed)
         };
         let replica = Replica::recover(config, CLUSTER, found).map_err(|error| other(&error))?;
@@ -284,8 +287,25 @@ fn wal_record(record: &LogRecord) -> Record {
     Record { group: GROUP, kind, index: record.index, payload: record.payload.clone() }
 }
 
-/// The disk that a process sees, for whoever needs it beside the process.
-pub(crate) fn save_snapshot(disk: &SimDisk, index: u64, payload: &[u8]) -> bool {
-    let disk: Arc<dyn lowkey_wal::Disk> = disk.as_disk();
-    snapshots::save(&*disk, index, payload).is_ok()
+/// Makes a snapshot from the one before it, which is on the disk, and writes it there; then the replica is
+/// told.
+pub(crate) fn write_snapshot(disk: &SimDisk, job: SnapshotJob) -> Result<Input, String> {
+    let (disk, index) = (disk.as_disk(), job.index());
+    let base = load(&*disk, job.base())?;
+    let made = job.run(&base).map_err(|error| format!("snapshot {index} cannot be made: {error}"))?;
+    let size_bytes = made.payload.len() as u64;
+    Ok(match snapshots::save(&*disk, index, &made.payload) {
+        Ok(()) => Input::SnapshotSaved { index, size_bytes },
+        Err(_) => Input::SnapshotFailed { index },
+    })
+}
+
+/// The snapshot that a replica wants sent.
+pub(crate) fn load_snapshot(disk: &SimDisk, index: u64) -> Result<Vec<u8>, String> {
+    load(&*disk.as_disk(), index)
+}
+
+fn load(disk: &dyn Disk, index: u64) -> Result<Vec<u8>, String> {
+    let loaded = snapshots::load(disk, index).map_err(|error| error.to_string())?;
+    loaded.ok_or_else(|| format!("snapshot {index} is not on the disk"))
 }

@@ -11,7 +11,7 @@ mod traffic;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lowkey_core::{Command, MemberId};
-use lowkey_replica::{Failure, Input, Request, Response};
+use lowkey_replica::{Failure, Input, Request, Response, SnapshotJob};
 
 use crate::client::Client;
 use crate::clock::Clock;
@@ -20,7 +20,7 @@ use crate::invariants::{
     Acknowledged, Agreement, Check, Elections, Expiry, Fencing, Ledger, Liveness, Requests, Tokens,
     Violation, Waits, Watches, Write, as_registered,
 };
-use crate::node::{Node, node_info, save_snapshot};
+use crate::node::{Node, node_info, write_snapshot};
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
 use crate::random::Random;
 use crate::scenarios::Stage;
@@ -40,10 +40,10 @@ pub(crate) enum Event {
     NodeWakes { node: usize, incarnation: u64 },
     /// A machine's disk is done with a write.
     DiskSynced { node: usize, incarnation: u64 },
-    /// A machine's snapshot is on its disk, or was lost with the process.
-    SnapshotWritten { node: usize, incarnation: u64, index: u64, payload: Vec<u8> },
-    /// A message of a replica arrives.
-    Message { from: usize, to: usize, bytes: Vec<u8> },
+    /// A machine's snapshot is made and on its disk, or was lost with the process.
+    SnapshotWritten { node: usize, incarnation: u64, job: SnapshotJob },
+    /// A message of a replica arrives; one that names a snapshot has it with it.
+    Message { from: usize, to: usize, bytes: Vec<u8>, snapshot: Option<Vec<u8>> },
     /// A replica learns what became of a snapshot that it sent.
     SnapshotSent { from: usize, incarnation: u64, to: u64, delivered: bool },
     /// A client's request arrives.
@@ -322,16 +322,14 @@ impl World {
                     self.disk_synced(node)?;
                 }
             }
-            Event::SnapshotWritten { node, incarnation, index, payload } => {
+            Event::SnapshotWritten { node, incarnation, job } => {
                 if self.nodes[node].incarnation == incarnation && self.nodes[node].process.is_some() {
-                    let input = match save_snapshot(&self.nodes[node].disk, index, &payload) {
-                        true => Input::SnapshotSaved { index },
-                        false => Input::SnapshotFailed,
-                    };
+                    let written = write_snapshot(&self.nodes[node].disk, job);
+                    let input = written.map_err(|what| self.ended(node, what))?;
                     self.input(node, input);
                 }
             }
-            Event::Message { from, to, bytes } => self.message_arrives(from, to, &bytes),
+            Event::Message { from, to, bytes, snapshot } => self.message_arrives(from, to, &bytes, snapshot),
             Event::SnapshotSent { from, incarnation, to, delivered } => {
                 if self.nodes[from].incarnation == incarnation {
                     self.input(from, Input::SnapshotSent { to: MemberId(to), delivered });

@@ -25,6 +25,7 @@ mod readme;
 mod running;
 mod scopes;
 mod sdk;
+mod snapshots;
 mod start_errors;
 mod stop;
 mod three_nodes;

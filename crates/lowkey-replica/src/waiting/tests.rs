@@ -12,8 +12,8 @@ use lowkey_core::{
 };
 
 use crate::{
-    CallId, Config, DiskRoom, Failure, Found, Input, LogRecord, MILLISECOND, Message, Nanos, Output, Query,
-    RecordKind, Replica, Request, Response, Role, found,
+    CallId, Config, DiskRoom, Failure, Found, Input, LogRecord, MILLISECOND, Message, MessageType, Nanos,
+    Output, Query, ReceivedSnapshot, RecordKind, Replica, Request, Response, Role, found,
 };
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
@@ -62,6 +62,10 @@ struct Seen {
 struct World {
     replicas: Vec<Replica>,
     network: VecDeque<Message>,
+    /// By index; replicas that make one of the same index make the same.
+    snapshots: BTreeMap<u64, Vec<u8>>,
+    /// What a node is told once its turn is over.
+    reports: VecDeque<(usize, Input)>,
     cut_off: Option<usize>,
     now: Nanos,
     calls: BTreeMap<CallId, Call>,
@@ -77,6 +81,7 @@ impl World {
         let mut payload = |kind| records.find(|record: &LogRecord| record.kind == kind).expect("a founder's");
         let hard_state = payload(RecordKind::HardState).payload;
         let reset = payload(RecordKind::Reset);
+        let snapshots = BTreeMap::from([(founding.snapshot.index, founding.snapshot.payload.clone())]);
         let mut disk = Some(Found {
             snapshot: Some(founding.snapshot.payload),
             hard_state: Some(hard_state),
@@ -91,6 +96,8 @@ impl World {
         let mut world = Self {
             replicas: replicas.collect(),
             network: VecDeque::new(),
+            snapshots,
+            reports: VecDeque::new(),
             cut_off: None,
             now: Nanos(0),
             calls: BTreeMap::new(),
@@ -127,10 +134,19 @@ impl World {
             for message in under_way {
                 let (from, to) = (message.from as usize - 1, message.to as usize - 1);
                 if self.cut_off.is_none_or(|node| node != from && node != to) {
-                    self.step(to, Input::Message(Box::new(message)));
+                    self.hand(to, message);
                 }
             }
         }
+    }
+
+    fn hand(&mut self, to: usize, message: Message) {
+        if message.get_msg_type() != MessageType::MsgSnapshot {
+            return self.step(to, Input::Message(Box::new(message)));
+        }
+        let payload = self.snapshots[&message.get_snapshot().get_metadata().index].clone();
+        let received = ReceivedSnapshot::read(message, payload).expect("what was made can be read");
+        self.step(to, Input::Snapshot(Box::new(received)));
     }
 
     fn step(&mut self, node: usize, input: Input) {
@@ -143,6 +159,9 @@ impl World {
             self.carry_out(node, turn.output);
             let output = self.replicas[node].end_turn(self.now).expect("entries can be applied");
             self.carry_out(node, output);
+            while let Some((node, input)) = self.reports.pop_front() {
+                self.step(node, input);
+            }
         }
         let replica = &self.replicas[node];
         match replica.leases.is_armed() {
@@ -153,6 +172,13 @@ impl World {
 
     fn carry_out(&mut self, node: usize, output: Output) {
         self.network.extend(output.messages);
+        if let Some(job) = output.snapshot {
+            let base = &self.snapshots[&job.base()];
+            let made = job.run(base).expect("a snapshot can be made");
+            let size_bytes = made.payload.len() as u64;
+            self.snapshots.insert(made.index, made.payload);
+            self.reports.push_back((node, Input::SnapshotSaved { index: made.index, size_bytes }));
+        }
         for (call_id, answer) in output.replies {
             let call = self.calls.get_mut(&call_id).expect("an answer to somebody's question");
             assert_eq!((call.node, call.answers), (node, 0), "{call_id:?} is told {answer:?} as well");

@@ -29,6 +29,11 @@ impl Disk {
         }
     }
 
+    /// The payload of the snapshot of an index.
+    pub(crate) fn snapshot(&self, index: u64) -> Option<Vec<u8>> {
+        self.snapshot.as_ref().filter(|file| file.index == index).map(|file| file.payload.clone())
+    }
+
     pub(crate) fn write(&mut self, record: &LogRecord) {
         match record.kind {
             RecordKind::Entry => {

@@ -13,8 +13,8 @@ use std::fmt::Write as _;
 
 use lowkey_core::{COMMAND_VERSION, ClusterId, LeaseId, MemberId, NodeIdentity, NodeInfo, NodeName};
 use lowkey_replica::{
-    CallId, Config, Input, MILLISECOND, Message, MessageType, Nanos, Output, Persist, Replica, Request,
-    SnapshotFile, found, wire,
+    CallId, Config, Input, MILLISECOND, Message, MessageType, Nanos, Output, Persist, ReceivedSnapshot,
+    Replica, Request, SnapshotFile, SnapshotJob, found, wire,
 };
 
 pub(crate) use disk::Disk;
@@ -35,9 +35,15 @@ pub(crate) enum Crash {
     AfterPersist,
 }
 
+/// A message under way; one that names a snapshot has it with it.
+pub(crate) struct Letter {
+    pub(crate) message: Message,
+    pub(crate) snapshot: Option<Vec<u8>>,
+}
+
 pub(crate) struct Cluster {
     nodes: BTreeMap<u64, Node>,
-    network: BTreeMap<(u64, u64), VecDeque<Vec<u8>>>,
+    network: BTreeMap<(u64, u64), VecDeque<Letter>>,
     cut: BTreeSet<(u64, u64)>,
     calls: BTreeMap<CallId, Call>,
     last_call: u64,
@@ -56,7 +62,10 @@ pub(crate) struct Cluster {
 pub(crate) struct Settings {
     pub(crate) snapshot_entries: u64,
     pub(crate) snapshot_bytes: u64,
+    pub(crate) snapshot_bytes_per_entry: u64,
     pub(crate) tail_entries: u64,
+    pub(crate) slow_entries_max: u64,
+    pub(crate) slow_bytes_max: u64,
     pub(crate) leases_max: usize,
     pub(crate) command_version: u32,
     pub(crate) seed: u64,
@@ -127,7 +136,10 @@ impl Cluster {
             settings: Settings {
                 snapshot_entries: 10_000,
                 snapshot_bytes: 64 * 1024 * 1024,
+                snapshot_bytes_per_entry: 64 * 1024,
                 tail_entries: 1_000,
+                slow_entries_max: 100_000,
+                slow_bytes_max: 64 * 1024 * 1024,
                 leases_max: 1_000_000,
                 command_version: COMMAND_VERSION,
                 seed: 1,
@@ -181,7 +193,10 @@ impl Cluster {
         config.expiry_grace_nanos = 0;
         config.snapshot_entries = snapshot_entries;
         config.snapshot_bytes = snapshot_bytes;
+        config.snapshot_bytes_per_entry = self.settings.snapshot_bytes_per_entry;
         config.tail_entries = tail_entries;
+        config.slow_entries_max = self.settings.slow_entries_max;
+        config.slow_bytes_max = self.settings.slow_bytes_max;
         config.leases_max = leases_max;
         config.command_version = self.settings.command_version;
         let node = self.nodes.entry(id).or_insert_with(|| Node::new(Disk::default()));
@@ -300,18 +315,33 @@ impl Cluster {
                 }
             }
         }
-        if let Some(snapshot) = output.snapshot {
-            self.tell(format!("n{id} takes a snapshot of {}", snapshot.index));
+        if let Some(job) = output.snapshot {
+            self.tell(format!("n{id} makes a snapshot of {} from that of {}", job.index(), job.base()));
+            let snapshot = self.make_snapshot(id, job)?;
             self.node(id)?.held_snapshot = Some(snapshot);
             if !self.settings.hold_snapshots {
                 self.save_snapshot(id)?;
-                self.snapshot_saved(id)?;
+                let saved = self.take_saved(id)?;
+                self.reports.push_back((id, saved));
             }
         }
         Ok(())
     }
 
-    /// Writes the snapshot that was taken to its file; the replica does not know yet.
+    /// Makes a snapshot from what is on disk, and compares it with the live state.
+    fn make_snapshot(&mut self, id: u64, job: SnapshotJob) -> Result<SnapshotFile, Box<dyn Error>> {
+        let base = self.node(id)?.disk.snapshot(job.base()).ok_or("the base is not on disk")?;
+        let snapshot = job.run(&base)?;
+        let state = self.replica(id)?.state();
+        if state.revision() == snapshot.index {
+            let live = state.encode_snapshot();
+            let is_there = snapshot.payload.windows(live.len()).any(|window| window == live);
+            assert!(is_there, "n{id}: snapshot and log give another state than the live one");
+        }
+        Ok(snapshot)
+    }
+
+    /// Writes the snapshot that was made to its file; the replica does not know yet.
     pub(crate) fn save_snapshot(&mut self, id: u64) -> Done {
         let node = self.node(id)?;
         let snapshot = node.held_snapshot.as_ref().ok_or("no snapshot waits to be written")?;
@@ -320,13 +350,18 @@ impl Cluster {
     }
 
     pub(crate) fn snapshot_saved(&mut self, id: u64) -> Done {
+        let saved = self.take_saved(id)?;
+        self.step(id, saved)
+    }
+
+    fn take_saved(&mut self, id: u64) -> Result<Input, Box<dyn Error>> {
         let snapshot = self.node(id)?.held_snapshot.take().ok_or("no snapshot waits to be written")?;
-        self.step(id, Input::SnapshotSaved { index: snapshot.index })
+        Ok(Input::SnapshotSaved { index: snapshot.index, size_bytes: snapshot.payload.len() as u64 })
     }
 
     pub(crate) fn snapshot_failed(&mut self, id: u64) -> Done {
-        self.node(id)?.held_snapshot.take().ok_or("no snapshot waits to be written")?;
-        self.step(id, Input::SnapshotFailed)
+        let snapshot = self.node(id)?.held_snapshot.take().ok_or("no snapshot waits to be written")?;
+        self.step(id, Input::SnapshotFailed { index: snapshot.index })
     }
 
     /// Tells what changed in a node, and compares its state with the others'.
@@ -362,39 +397,45 @@ impl Cluster {
 
     fn send(&mut self, message: Message) -> Done {
         let (from, to) = (message.from, message.to);
+        let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
         if self.cut.contains(&(from, to)) {
-            let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
-            if snapshot {
+            if is_snapshot {
                 self.reports.push_back((from, Input::SnapshotSent { to: MemberId(to), delivered: false }));
             }
             return Ok(());
         }
-        self.network.entry((from, to)).or_default().push_back(wire::encode_message(GROUP, message));
+        let index = message.get_snapshot().get_metadata().index;
+        let snapshot = match is_snapshot {
+            true => Some(self.node(from)?.disk.snapshot(index).ok_or("a snapshot that is not on disk")?),
+            false => None,
+        };
+        let message = decode(&wire::encode_message(GROUP, message));
+        self.network.entry((from, to)).or_default().push_back(Letter { message, snapshot });
         Ok(())
     }
 
     pub(crate) fn queued(&self) -> Vec<Message> {
-        self.network.values().flatten().map(|bytes| decode(bytes)).collect()
+        self.network.values().flatten().map(|letter| letter.message.clone()).collect()
     }
 
     /// Takes the first message of a queue that is of the kind, if one is named.
-    pub(crate) fn take(&mut self, from: u64, to: u64, kind: Option<&str>) -> Option<Message> {
+    pub(crate) fn take(&mut self, from: u64, to: u64, kind: Option<&str>) -> Option<Letter> {
         let queue = self.network.get_mut(&(from, to))?;
         let wanted = |message: &Message| {
             kind.is_none_or(|kind| format!("{:?}", message.get_msg_type()) == format!("Msg{kind}"))
         };
-        let at = queue.iter().position(|bytes| wanted(&decode(bytes)))?;
-        queue.remove(at).map(|bytes| decode(&bytes))
+        let at = queue.iter().position(|letter| wanted(&letter.message))?;
+        queue.remove(at)
     }
 
     /// Puts a message back as if it came later.
-    pub(crate) fn resend(&mut self, message: Message) {
-        let queue = self.network.entry((message.from, message.to)).or_default();
-        queue.push_back(wire::encode_message(GROUP, message));
+    pub(crate) fn resend(&mut self, letter: Letter) {
+        self.network.entry((letter.message.from, letter.message.to)).or_default().push_back(letter);
     }
 
     /// Hands a message to its addressee, which does not take a turn yet.
-    pub(crate) fn hand(&mut self, to: u64, message: Message, show: bool) -> Done {
+    pub(crate) fn hand(&mut self, to: u64, letter: Letter, show: bool) -> Done {
+        let Letter { message, snapshot } = letter;
         let from = message.from;
         if show || self.settings.show_messages {
             self.tell(message_words(&message));
@@ -408,12 +449,19 @@ impl Cluster {
             }
             return Ok(());
         }
-        let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
-        if up {
-            self.step(to, Input::Message(Box::new(message)))?;
+        let Some(payload) = snapshot else {
+            return if up { self.step(to, Input::Message(Box::new(message))) } else { Ok(()) };
+        };
+        let received = ReceivedSnapshot::read(message, payload);
+        if let Err(error) = &received {
+            self.tell(format!("n{to} refuses it: {error}"));
         }
-        if snapshot && self.live().contains(&from) {
-            self.step(from, Input::SnapshotSent { to: MemberId(to), delivered: up })?;
+        let delivered = up && received.is_ok();
+        if up && let Ok(received) = received {
+            self.step(to, Input::Snapshot(Box::new(received)))?;
+        }
+        if self.live().contains(&from) {
+            self.step(from, Input::SnapshotSent { to: MemberId(to), delivered })?;
         }
         Ok(())
     }
@@ -439,8 +487,8 @@ impl Cluster {
                 return Ok(());
             }
             for (from, to) in queues {
-                while let Some(message) = self.take(from, to, None) {
-                    self.hand(to, message, false)?;
+                while let Some(letter) = self.take(from, to, None) {
+                    self.hand(to, letter, false)?;
                 }
             }
         }

@@ -65,6 +65,7 @@ impl Operation for AddPeerRequest {
 
 impl Operation for RemovePeerRequest {
     type Response = RemovePeerResponse;
+    const NAME: &'static str = "RemovePeer";
     const NUMBER: u32 = 12;
     const CHANGES: bool = true;
     with_request_id!();
@@ -88,6 +89,7 @@ impl Operation for RemovePeerRequest {
 
 impl Operation for TransferLeaderRequest {
     type Response = TransferLeaderResponse;
+    const NAME: &'static str = "TransferLeader";
     const NUMBER: u32 = 13;
     // To ask again for what has happened is harmless.
     const CHANGES: bool = false;

@@ -152,6 +152,7 @@ mod tests {
     /// Member 1 of a cluster that has given so many numbers, and in which somebody leads.
     fn status(members: Vec<MemberStatus>, leaving: &[u64], last_member: u64) -> Status {
         Status {
+            expired_leases: 0,
             member: MemberId(1),
             term: 2,
             role: Role::Follower,

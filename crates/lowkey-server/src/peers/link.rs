@@ -10,16 +10,17 @@ use lowkey_core::MemberId;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
-use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
 use super::forward::{Forward, forward_requests};
 use super::hello::says_removed;
+use super::proto::MessageFrame;
 use super::proto::peer_client::PeerClient;
-use super::proto::{MessageFrame, SnapshotChunk};
-use super::{FRAMES_MAX, Hello, snapshot_sent, unreachable};
+use super::snapshots::{Outgoing, send_snapshots};
+use super::{FRAMES_MAX, Hello, unreachable};
 use crate::inbox::{Event, Inbox};
+use crate::storage::SnapshotFiles;
 
 /// How long making a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -27,7 +28,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// How often at most a link that cannot be made is complained about.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
-const CHUNK_BYTES: usize = 64 * 1024;
 /// Requests that may wait for a slow leader.
 const FORWARDS_MAX: usize = 16_384;
 /// The largest frame: an append of the largest size and what is batched with it.
@@ -37,7 +37,7 @@ pub(super) const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
 pub(crate) struct Link {
     pub(super) address: String,
     pub(super) messages: mpsc::Sender<Vec<Vec<u8>>>,
-    pub(super) snapshots: mpsc::Sender<Vec<u8>>,
+    pub(super) snapshots: mpsc::Sender<Outgoing>,
     pub(super) forwarder: mpsc::Sender<Forward>,
     _tasks: JoinSet<()>,
 }
@@ -53,7 +53,13 @@ pub(super) struct Wire {
 
 impl Link {
     /// Must be called within the runtime.
-    pub(super) fn new(hello: Arc<Hello>, inbox: Arc<Inbox>, to: MemberId, address: String) -> Self {
+    pub(super) fn new(
+        hello: Arc<Hello>,
+        inbox: Arc<Inbox>,
+        snapshot_files: SnapshotFiles,
+        to: MemberId,
+        address: String,
+    ) -> Self {
         let (messages, frames) = mpsc::channel(FRAMES_MAX);
         let (snapshots, snapshot_queue) = mpsc::channel(1);
         let (forwarder, forwards) = mpsc::channel(FORWARDS_MAX);
@@ -72,7 +78,7 @@ impl Link {
                     .max_encoding_message_size(FRAME_BYTES_MAX);
                 let wire = Wire { hello, inbox, to, client };
                 tasks.spawn(send_messages(wire.clone(), frames));
-                tasks.spawn(send_snapshots(wire.clone(), snapshot_queue));
+                tasks.spawn(send_snapshots(wire.clone(), snapshot_files, snapshot_queue));
                 tasks.spawn(forward_requests(wire, forwards));
             }
             Err(error) => {
@@ -111,25 +117,6 @@ async fn send_messages(mut wire: Wire, mut frames: mpsc::Receiver<Vec<Vec<u8>>>)
         // What waited is old by now; Raft sends what is still needed anew.
         while frames.try_recv().is_ok() {}
         sleep(RETRY_PAUSE).await;
-    }
-}
-
-async fn send_snapshots(mut wire: Wire, mut snapshots: mpsc::Receiver<Vec<u8>>) {
-    while let Some(bytes) = snapshots.recv().await {
-        let chunks: Vec<SnapshotChunk> =
-            bytes.chunks(CHUNK_BYTES).map(|part| SnapshotChunk { part: part.to_vec() }).collect();
-        let (size_bytes, started) = (bytes.len(), Instant::now());
-        let request = wire.hello.sign(wire.to, tokio_stream::iter(chunks).map(|chunk| chunk));
-        let outcome = wire.client.snapshot(request).await;
-        match &outcome {
-            Ok(_) => {
-                tracing::info!(member = wire.to.0, size_bytes, took = ?started.elapsed(), "sent a snapshot");
-            }
-            Err(status) => {
-                tracing::warn!(member = wire.to.0, cause = status.message(), "a snapshot could not be sent");
-            }
-        }
-        wire.inbox.report(snapshot_sent(wire.to, outcome.is_ok()));
     }
 }
 

@@ -12,6 +12,7 @@ mod forward;
 pub(crate) mod hello;
 mod link;
 mod server;
+mod snapshots;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,9 +25,10 @@ pub(crate) use forward::{Forward, ForwardError, Forwarded};
 pub(crate) use hello::Hello;
 use link::Link;
 pub(crate) use server::router;
+use snapshots::{Delivery, Outgoing};
 
 use crate::inbox::Inbox;
-use crate::storage::GROUP;
+use crate::storage::{GROUP, SnapshotFiles};
 
 /// Generated from `proto/lowkey/peer/v1/peer.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code; documented in the proto file")]
@@ -42,6 +44,7 @@ pub(crate) struct Links {
     hello: Arc<Hello>,
     inbox: Arc<Inbox>,
     runtime: tokio::runtime::Handle,
+    snapshot_files: SnapshotFiles,
     links: HashMap<MemberId, Link>,
     /// Where a member was last heard from, in its own words; newer than what the members agreed on.
     seen: HashMap<MemberId, String>,
@@ -72,8 +75,10 @@ impl Links {
         inbox: Arc<Inbox>,
         runtime: tokio::runtime::Handle,
         forwarders: Forwarders,
+        snapshot_files: SnapshotFiles,
     ) -> Self {
-        Self { hello, inbox, runtime, links: HashMap::new(), seen: HashMap::new(), forwarders }
+        let (links, seen) = (HashMap::new(), HashMap::new());
+        Self { hello, inbox, runtime, snapshot_files, links, seen, forwarders }
     }
 
     /// Keeps links to exactly the members, at their addresses, and to who was heard from before this
@@ -112,7 +117,8 @@ impl Links {
         }
         tracing::debug!(member = member.0, address, "linking to a member");
         let _guard = self.runtime.enter();
-        let link = Link::new(Arc::clone(&self.hello), Arc::clone(&self.inbox), member, address);
+        let (hello, inbox) = (Arc::clone(&self.hello), Arc::clone(&self.inbox));
+        let link = Link::new(hello, inbox, self.snapshot_files.clone(), member, address);
         self.forwarders.set(member, link.forwarder.clone());
         self.links.insert(member, link);
     }
@@ -122,12 +128,10 @@ impl Links {
         let mut frames: HashMap<MemberId, Vec<Vec<u8>>> = HashMap::new();
         for message in messages {
             let to = MemberId(message.to);
-            let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
-            let bytes = wire::encode_message(GROUP, message);
-            if is_snapshot {
-                self.send_snapshot(to, bytes);
+            if message.get_msg_type() == MessageType::MsgSnapshot {
+                self.send_snapshot(to, message);
             } else {
-                frames.entry(to).or_default().push(bytes);
+                frames.entry(to).or_default().push(wire::encode_message(GROUP, message));
             }
         }
         for (to, frame) in frames {
@@ -138,18 +142,15 @@ impl Links {
         }
     }
 
-    fn send_snapshot(&self, to: MemberId, bytes: Vec<u8>) {
-        let sent = self.links.get(&to).is_some_and(|link| link.snapshots.try_send(bytes).is_ok());
-        if !sent {
-            self.inbox.report(snapshot_sent(to, false));
+    fn send_snapshot(&self, to: MemberId, message: Message) {
+        let outgoing = Outgoing { message, delivery: Delivery::new(Arc::clone(&self.inbox), to) };
+        if let Some(link) = self.links.get(&to) {
+            // What cannot be sent reports itself.
+            let _ = link.snapshots.try_send(outgoing);
         }
     }
 }
 
 fn unreachable(member: MemberId) -> crate::inbox::Event {
     crate::inbox::Event::Replica(lowkey_replica::Input::Unreachable(member))
-}
-
-fn snapshot_sent(to: MemberId, delivered: bool) -> crate::inbox::Event {
-    crate::inbox::Event::Replica(lowkey_replica::Input::SnapshotSent { to, delivered })
 }

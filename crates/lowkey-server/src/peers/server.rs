@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
-use lowkey_replica::wire;
+use lowkey_replica::{Input, Message, wire};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::StreamExt as _;
@@ -15,21 +15,24 @@ use tonic::{Request, Response, Status, Streaming};
 use super::hello::{Caller, refuse_removed};
 use super::link::{Complaints, FRAME_BYTES_MAX};
 use super::proto::peer_server::{Peer, PeerServer};
-use super::proto::{ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotTaken};
+use super::proto::{
+    ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotOffer, SnapshotTaken,
+    SnapshotWanted,
+};
+use super::snapshots::Incoming;
 use crate::inbox::Event;
 use crate::service::Service;
 use crate::storage::GROUP;
 
-/// The largest snapshot that is taken in.
-const SNAPSHOT_BYTES_MAX: usize = 4 * 1024 * 1024 * 1024;
 /// Replies that may wait for a slow peer.
 const REPLIES_MAX: usize = 1024;
 
 /// The peers' port. `http_address` is told to those who come here with HTTP.
 pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
-    let server = PeerServer::new(Peers { service, complaints: Mutex::default() })
-        .max_decoding_message_size(FRAME_BYTES_MAX)
-        .max_encoding_message_size(FRAME_BYTES_MAX);
+    let server =
+        PeerServer::new(Peers { service, complaints: Mutex::default(), incoming: Incoming::default() })
+            .max_decoding_message_size(FRAME_BYTES_MAX)
+            .max_encoding_message_size(FRAME_BYTES_MAX);
     let http_address: Arc<str> = http_address.into();
     tonic::service::Routes::new(server)
         .into_axum_router()
@@ -39,6 +42,7 @@ pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
 struct Peers {
     service: Arc<Service>,
     complaints: Mutex<Complaints>,
+    incoming: Incoming,
 }
 
 impl Peers {
@@ -55,20 +59,21 @@ impl Peers {
         Ok(caller)
     }
 
-    /// Hands an encoded message to the replica, if it is from whom it says.
+    /// Hands encoded messages to the replica, if they are from whom they say.
     fn deliver(&self, caller: &Caller, encoded: &[Vec<u8>]) -> Result<(), Status> {
-        let mut messages = Vec::with_capacity(encoded.len());
-        for bytes in encoded {
-            let (group, message) =
-                wire::decode_message(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
-            if group != GROUP || message.from != caller.member.0 {
-                return Err(Status::invalid_argument("a message of another group or sender"));
-            }
-            messages.push(message);
-        }
-        self.service.inbox.deliver(messages);
+        let messages = encoded.iter().map(|bytes| read_message(caller, bytes));
+        self.service.inbox.deliver(messages.collect::<Result<Vec<_>, _>>()?);
         Ok(())
     }
+}
+
+fn read_message(caller: &Caller, bytes: &[u8]) -> Result<Message, Status> {
+    let (group, message) =
+        wire::decode_message(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    if group != GROUP || message.from != caller.member.0 {
+        return Err(Status::invalid_argument("a message of another group or sender"));
+    }
+    Ok(message)
 }
 
 #[tonic::async_trait]
@@ -95,20 +100,32 @@ impl Peer for Peers {
         }
     }
 
+    async fn offer_snapshot(
+        &self,
+        request: Request<SnapshotOffer>,
+    ) -> Result<Response<SnapshotWanted>, Status> {
+        let caller = self.let_in(request.metadata())?;
+        let SnapshotOffer { id, message } = request.into_inner();
+        let id = id.ok_or_else(|| Status::invalid_argument("an offer of nothing"))?;
+        let from_byte = self.incoming.offer(id, read_message(&caller, &message)?)?;
+        Ok(Response::new(SnapshotWanted { from_byte }))
+    }
+
     async fn snapshot(
         &self,
         request: Request<Streaming<SnapshotChunk>>,
     ) -> Result<Response<SnapshotTaken>, Status> {
-        let caller = self.let_in(request.metadata())?;
+        self.let_in(request.metadata())?;
         let mut chunks = request.into_inner();
-        let mut bytes = Vec::new();
+        let mut id = None;
         while let Some(chunk) = chunks.next().await {
-            bytes.extend_from_slice(&chunk?.part);
-            if bytes.len() > SNAPSHOT_BYTES_MAX {
-                return Err(Status::resource_exhausted("the snapshot is too large"));
-            }
+            id = Some(self.incoming.append(&chunk?)?);
         }
-        self.deliver(&caller, &[bytes])?;
+        let id = id.ok_or_else(|| Status::invalid_argument("a snapshot without a chunk"))?;
+        let received = self.incoming.finish(id).await.inspect_err(|status| {
+            tracing::warn!(index = id.index, cause = status.message(), "refused a snapshot");
+        })?;
+        self.service.inbox.report(Event::Replica(Input::Snapshot(Box::new(received))));
         Ok(Response::new(SnapshotTaken {}))
     }
 

@@ -238,9 +238,9 @@ impl Script {
 
     /// What was held back arrives now, in its order; nothing is held back any more.
     pub(super) fn deliver_messages(&mut self) {
-        for (from, to, bytes) in self.stage_mut().let_messages_go() {
+        for (from, to, bytes, snapshot) in self.stage_mut().let_messages_go() {
             self.tell(&format!("a message that was held back reaches n{} from n{}", to + 1, from + 1));
-            self.world.schedule(self.world.now, Event::Message { from, to, bytes });
+            self.world.schedule(self.world.now, Event::Message { from, to, bytes, snapshot });
         }
     }
 

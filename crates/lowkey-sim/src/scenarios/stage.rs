@@ -8,8 +8,8 @@ use lowkey_replica::{Failure, MessageType, Response, wire};
 use crate::invariants::Committed;
 use crate::world::Event;
 
-/// A message on its way: sender, receiver, bytes.
-type Letter = (usize, usize, Vec<u8>);
+/// A message on its way: sender, receiver, bytes, and the snapshot that comes with it.
+type Letter = (usize, usize, Vec<u8>, Option<Vec<u8>>);
 
 /// The script's hands and eyes in a world.
 #[derive(Debug, Default)]
@@ -53,7 +53,13 @@ impl Stage {
     }
 
     /// True if the message was held back.
-    pub(crate) fn keeps_back(&mut self, from: usize, to: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn keeps_back(
+        &mut self,
+        from: usize,
+        to: usize,
+        bytes: &[u8],
+        snapshot: Option<&[u8]>,
+    ) -> bool {
         if self.held_links.is_empty() {
             return false;
         }
@@ -63,7 +69,7 @@ impl Stage {
             .iter()
             .any(|(a, b, only)| (*a, *b) == (from, to) && (only.is_none() || *only == kind));
         if held {
-            self.kept_messages.push((from, to, bytes.to_vec()));
+            self.kept_messages.push((from, to, bytes.to_vec(), snapshot.map(<[u8]>::to_vec)));
         }
         held
     }

@@ -5,7 +5,7 @@ use lowkey_replica::{Input, MessageType, Output, Role, wire};
 
 use super::{Event, GROUP, TICK_NANOS, World};
 use crate::invariants::{Check, Committed, Violation, no_leader_drops_itself};
-use crate::node::StartProblem;
+use crate::node::{StartProblem, load_snapshot};
 use crate::plan::{MILLISECOND, SECOND};
 use crate::words;
 
@@ -200,8 +200,11 @@ impl World {
                 continue;
             };
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+            let index = message.get_snapshot().get_metadata().index;
+            let snapshot = is_snapshot.then(|| load_snapshot(&self.nodes[node].disk, index)).transpose();
+            let snapshot = snapshot.map_err(|what| self.ended(node, what))?;
             let bytes = wire::encode_message(GROUP, message);
-            let arrives = self.send(node, to, bytes);
+            let arrives = self.send(node, to, bytes, snapshot);
             if is_snapshot {
                 let (incarnation, member) = (self.nodes[node].incarnation, to as u64 + 1);
                 let at = self.now + 20 * MILLISECOND;
@@ -230,13 +233,10 @@ impl World {
                 self.waits.is_told(request, call.asked_at, self.now)?;
             }
         }
-        if let Some(file) = output.snapshot {
+        if let Some(job) = output.snapshot {
             let at = self.now + self.random.between(1, 200) * MILLISECOND;
             let incarnation = self.nodes[node].incarnation;
-            self.schedule(
-                at,
-                Event::SnapshotWritten { node, incarnation, index: file.index, payload: file.payload },
-            );
+            self.schedule(at, Event::SnapshotWritten { node, incarnation, job });
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What travels between machines and clients, and what the clients of a world do.
 
 use lowkey_core::{Command, MemberId, Reply, RequestId};
-use lowkey_replica::{CallId, Failure, Input, Request, Response, wire};
+use lowkey_replica::{CallId, Failure, Input, ReceivedSnapshot, Request, Response, wire};
 
 use super::{Event, World};
 use crate::client::{Outcome, Send, command_of, wait_of};
@@ -21,25 +21,31 @@ impl World {
     }
 
     /// Sends a message; true if it will arrive.
-    pub(super) fn send(&mut self, from: usize, to: usize, bytes: Vec<u8>) -> bool {
+    pub(super) fn send(&mut self, from: usize, to: usize, bytes: Vec<u8>, snapshot: Option<Vec<u8>>) -> bool {
         if self.cut.contains(&(from, to)) || self.random.one_in(self.faults.loss_one_in) {
             return false;
         }
         if let Some(stage) = &mut self.stage
-            && stage.keeps_back(from, to, &bytes)
+            && stage.keeps_back(from, to, &bytes, snapshot.as_deref())
         {
             return true;
         }
         if self.random.one_in(self.faults.duplicate_one_in) {
             let at = self.now + self.delay();
-            self.schedule(at, Event::Message { from, to, bytes: bytes.clone() });
+            self.schedule(at, Event::Message { from, to, bytes: bytes.clone(), snapshot: snapshot.clone() });
         }
         let at = self.now + self.delay();
-        self.schedule(at, Event::Message { from, to, bytes });
+        self.schedule(at, Event::Message { from, to, bytes, snapshot });
         true
     }
 
-    pub(super) fn message_arrives(&mut self, from: usize, to: usize, bytes: &[u8]) {
+    pub(super) fn message_arrives(
+        &mut self,
+        from: usize,
+        to: usize,
+        bytes: &[u8],
+        snapshot: Option<Vec<u8>>,
+    ) {
         // A cut is also felt by what is under way.
         if self.cut.contains(&(from, to)) {
             return;
@@ -53,7 +59,14 @@ impl World {
             }
             return;
         }
-        self.input(to, Input::Message(Box::new(message)));
+        match snapshot {
+            None => self.input(to, Input::Message(Box::new(message))),
+            Some(payload) => {
+                if let Ok(received) = ReceivedSnapshot::read(message, payload) {
+                    self.input(to, Input::Snapshot(Box::new(received)));
+                }
+            }
+        }
     }
 
     pub(super) fn request_arrives(
