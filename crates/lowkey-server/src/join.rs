@@ -17,6 +17,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// In the details of a refusal: the number of the node that asks, which is a member's no longer.
+pub(crate) const REMOVED_MEMBER: &str = "removed_member_id";
+
 /// A node's wish to be taken in.
 pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
     AddPeerRequest {
@@ -39,7 +42,7 @@ pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(Clust
         let problem = match ask_any(addresses, &request).await {
             Ok(response) => return membership(&response),
             Err(Problem::Final(problem)) => return Err(StartError::Join { problem }),
-            Err(Problem::Passing(problem)) => problem,
+            Err(Problem::Passing(problem) | Problem::Removed(problem)) => problem,
         };
         if Instant::now() >= deadline {
             let problem = format!(
@@ -65,11 +68,13 @@ pub(crate) enum Problem {
     Final(String),
     /// It may be later.
     Passing(String),
+    /// It was removed, and renewed its addresses in vain.
+    Removed(String),
 }
 
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Final(problem) | Self::Passing(problem)) = self;
+        let (Self::Final(problem) | Self::Passing(problem) | Self::Removed(problem)) = self;
         f.write_str(problem)
     }
 }
@@ -83,7 +88,7 @@ pub(crate) async fn ask_any(
     for address in addresses {
         match ask(address, request).await {
             Ok(response) => return Ok(response),
-            Err(problem @ Problem::Final(_)) => return Err(problem),
+            Err(problem @ (Problem::Final(_) | Problem::Removed(_))) => return Err(problem),
             Err(problem) => last = problem,
         }
     }
@@ -96,6 +101,7 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
     match timeout(CALL_TIMEOUT, client.add_peer(request.clone())).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => match ApiError::from_status(&status) {
+            Some(error) if says_removed(&error) => Err(Problem::Removed(error.message)),
             Some(error) if is_final(error.reason) => {
                 Err(Problem::Final(format!("{address}: {}", error.message)))
             }
@@ -107,6 +113,11 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
         },
         Err(_) => Err(passing(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),
     }
+}
+
+/// True if a node that renewed its addresses is told that it is a member no longer.
+pub(crate) fn says_removed(error: &ApiError) -> bool {
+    error.reason == Reason::NodeNotFound && error.metadata.contains_key(REMOVED_MEMBER)
 }
 
 /// Reasons that waiting does not change.

@@ -19,7 +19,7 @@ use crate::driver::{self, Driver};
 use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
 use crate::error::StartError;
 use crate::inbox::{Event, Inbox};
-use crate::join;
+use crate::join::{self, Problem};
 use crate::metrics::{Metrics, Observed, ReplicaMetrics};
 use crate::operation::parse_address;
 use crate::peers::{self, Forwarders, Hello, Links};
@@ -319,12 +319,18 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
         // With its number: a node that was removed must not come in again by telling where it is.
         let request = AddPeerRequest { member_id: service.view.own().0, ..join::request(&info) };
         let outcome = if status.leader.is_some() {
-            service.add_peer(request).await.map(|_| ()).map_err(|error| error.to_string())
+            service.add_peer(request).await.map(|_| ()).map_err(|error| {
+                let problem = error.to_string();
+                if join::says_removed(&error) { Problem::Removed(problem) } else { Problem::Passing(problem) }
+            })
         } else {
-            join::ask_any(&join, &request).await.map(|_| ()).map_err(|problem| problem.to_string())
+            join::ask_any(&join, &request).await.map(|_| ())
         };
+        if let Err(Problem::Removed(_)) = outcome {
+            return service.inbox.report(Event::Removed);
+        }
         if let Err(problem) = outcome {
-            tracing::debug!(problem, "the cluster could not be told where this node is; trying again");
+            tracing::debug!(%problem, "the cluster could not be told where this node is; trying again");
         }
     }
 }

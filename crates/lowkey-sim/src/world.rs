@@ -64,6 +64,8 @@ pub(crate) enum Event {
     Restart { node: usize },
     /// A new machine asks to be let in.
     Joins { member: u64 },
+    /// Nodes look whether those who are connected are still members.
+    Knock,
     /// A machine that learned of its removal ends.
     Removed { node: usize, incarnation: u64 },
     /// Faults end.
@@ -246,6 +248,7 @@ impl World {
         for node in 0..self.nodes.len() {
             self.start_node(node)?;
         }
+        self.schedule(self.now, Event::Knock);
         self.gather()
     }
 
@@ -369,6 +372,7 @@ impl World {
                 }
             }
             Event::Joins { member } => self.joins(member),
+            Event::Knock => self.knock(),
             Event::Removed { node, incarnation } => self.removed(node, incarnation),
             Event::Quiet => self.become_quiet()?,
         }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use lowkey_replica::{Input, Message, wire};
@@ -24,6 +25,8 @@ use crate::inbox::Event;
 use crate::service::Service;
 use crate::storage::GROUP;
 
+/// How often it is looked whether a peer that says nothing is still a member.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// Replies that may wait for a slow peer.
 const REPLIES_MAX: usize = 1024;
 
@@ -85,16 +88,19 @@ impl Peer for Peers {
         let caller = self.let_in(request.metadata())?;
         let mut parting = self.service.parting.subscribe();
         let mut frames = request.into_inner();
+        // A learner has nothing to say for as long as nobody speaks to it.
+        let mut look_again = tokio::time::interval(LOOK_INTERVAL);
         loop {
+            // It may have been removed since it was let in.
+            if self.service.view.status().has_removed(caller.member) {
+                return Err(refuse_removed(caller.member));
+            }
             tokio::select! {
                 frame = frames.next() => match frame {
-                    // It may have been removed since it was let in.
-                    Some(_) if self.service.view.status().has_removed(caller.member) => {
-                        return Err(refuse_removed(caller.member));
-                    }
                     Some(frame) => self.deliver(&caller, &frame?.messages)?,
                     None => return Ok(Response::new(MessagesEnd {})),
                 },
+                _ = look_again.tick() => {}
                 _ = parting.wait_for(|parting| *parting) => return Ok(Response::new(MessagesEnd {})),
             }
         }

@@ -10,12 +10,14 @@ use lowkey_api::v1::{
     TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
+use lowkey_core::MemberId;
 use lowkey_core::limits::WAIT_MS_MAX;
 use lowkey_replica::{Role, Status};
 use tokio::sync::watch;
 
 use super::Service;
 use crate::edge::{Events, Node};
+use crate::join::REMOVED_MEMBER;
 
 impl Node for Service {
     async fn create_lease(&self, request: CreateLeaseRequest) -> Result<CreateLeaseResponse, ApiError> {
@@ -43,7 +45,14 @@ impl Node for Service {
     }
 
     async fn add_peer(&self, request: AddPeerRequest) -> Result<AddPeerResponse, ApiError> {
-        let response = self.call(request).await?;
+        let member = MemberId(request.member_id);
+        let response = self.call(request).await.map_err(|error| {
+            // A node that renews its addresses and is a member no longer may have nobody else to learn it from.
+            match error.reason == Reason::NodeNotFound && self.view.status().has_removed(member) {
+                true => error.with(REMOVED_MEMBER, member),
+                false => error,
+            }
+        })?;
         Ok(AddPeerResponse {
             cluster_id: self.hello.cluster.to_string(),
             members: members(&self.view.status()),

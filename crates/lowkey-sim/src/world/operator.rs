@@ -15,6 +15,8 @@ use crate::plan::{MILLISECOND, SECOND};
 
 /// Machines that a world may ever have.
 const MACHINES_MAX: usize = 12;
+/// How often nodes look whether those who are connected are still members.
+const KNOCK_INTERVAL: u64 = 500 * MILLISECOND;
 /// How often a new machine asks to be let in.
 const JOIN_INTERVAL: u64 = 300 * MILLISECOND;
 
@@ -86,6 +88,30 @@ impl World {
         self.ask_to_join(member);
         let at = self.now + JOIN_INTERVAL;
         self.schedule(at, Event::Joins { member });
+    }
+
+    /// Machines that are members no longer are told so at whatever door they still stand, also if they have
+    /// nothing to say: a learner is silent for as long as nobody speaks to it.
+    pub(super) fn knock(&mut self) {
+        let state = self.agreement.state();
+        let is_gone = |node: &usize| {
+            let member = MemberId(self.nodes[*node].member);
+            member <= state.last_member() && state.member(member).is_none()
+        };
+        let gone: Vec<usize> = (0..self.nodes.len()).filter(is_gone).collect();
+        for node in gone {
+            let member = MemberId(self.nodes[node].member);
+            let is_told = (0..self.nodes.len()).any(|door| {
+                let is_open = !self.cut.contains(&(node, door)) && !self.cut.contains(&(door, node));
+                let process = self.nodes[door].process.as_ref();
+                door != node && is_open && process.is_some_and(|process| process.replica.has_removed(member))
+            });
+            if is_told {
+                self.tell_removed(node);
+            }
+        }
+        let at = self.now + KNOCK_INTERVAL;
+        self.schedule(at, Event::Knock);
     }
 
     /// A machine learns that it was removed; it answers for a moment, and ends.
