@@ -2,6 +2,8 @@
 //!
 //! Flags without a command mean `server`, so that `lowkey --bootstrap --data-dir ./data` is all it
 //! takes to start a node.
+// They panic where nobody reads: see `output::say`.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod address;
 mod commands;
@@ -71,7 +73,7 @@ fn main() -> ExitCode {
         Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprint!("{error}");
+            output::say(&error.to_string());
             ExitCode::from(exit::USAGE)
         }
         Err(error) => server::complain(&one_line(&error), exit::USAGE),

@@ -45,7 +45,9 @@ pub(crate) fn dev(args: &DevArgs) -> ExitCode {
         Ok(filter) => filter,
         Err(error) => return Failure::new(exit::USAGE, format!("--log: {error}")).report(args.json),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    // A line that cannot be written is lost: to say so with `eprintln!`, as is done otherwise, would panic.
+    let logs = tracing_subscriber::fmt().log_internal_errors(false);
+    logs.with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::cli::{Running, Service, lives};
 use crate::harness::{Cluster, Node, eventually, rounds};
 
-fn one_node() -> (TempDir, Node, Service) {
+pub(crate) fn one_node() -> (TempDir, Node, Service) {
     let folder = tempfile::tempdir().unwrap();
     let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
     node.start_ready();
@@ -26,7 +26,7 @@ fn text(path: &Path) -> String {
 }
 
 /// Waits until a file has something in it.
-fn written(path: &Path) -> String {
+pub(crate) fn written(path: &Path) -> String {
     eventually(&format!("{} is written", path.display()), || {
         Some(text(path)).filter(|text| text.ends_with('\n'))
     })

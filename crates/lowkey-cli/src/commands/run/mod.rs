@@ -9,9 +9,10 @@
 //! - If `lowkey run` itself is killed, the kernel kills the command (`launcher.rs`).
 //!
 //! - `hold.rs`: takes the lock
-//! - `supervise.rs`: from the command's start to its end
+//! - `supervise.rs`: from the command's start to its end; `group.rs`: its processes
 //! - `signals.rs`, `terminal.rs`: what passes between the command and whoever started it
 
+mod group;
 mod hold;
 mod launcher;
 mod leash;

@@ -1,4 +1,14 @@
 //! The command from its start to its end.
+//!
+//! Invariant: the command's process group is dead before this process ends, and before the lock goes back, on every
+//! way out:
+//! - The command has ended by itself, under the lock. (What it leaves behind is not the command: see docs/cli.md.)
+//! - The lock is lost: the leash kills the group, and this waits until nothing is left of it.
+//! - Nobody can say whether the command has ended: it is killed.
+//! - An error, or a panic, here: `Group` kills when it is dropped, and it is dropped before the lock's guard, which
+//!   gives the lock back. A panic of the leash's thread: the leash kills. A panic of a task: nothing is renewed, and
+//!   the leash does what it does then.
+//! - This process is killed: the kernel kills the command (`launcher.rs`).
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -8,18 +18,17 @@ use std::time::Duration;
 
 use lowkey_client::{LockGuard, LossCause, Session, SessionStatus};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use tokio::runtime::Runtime;
 
+use super::group::{Group, LOOK_INTERVAL};
 use super::hold::{Held, give_back};
-use super::leash::Leash;
+use super::leash::{Leash, Validity};
 use super::signals::Signals;
 use super::terminal::Terminal;
 use super::{Job, launcher};
 use crate::exit::{self, Failure};
-
-/// How often it is looked whether anything is left of a group that was told to end.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+use crate::output;
 
 /// What the main thread hears of.
 pub(super) enum News {
@@ -44,34 +53,37 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     let guard = Arc::new(guard);
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
-    let command = launcher::start(&job.command, &guard).map_err(cannot_start)?;
-    let terminal = Terminal::new(command);
+    let group = launcher::start(&job.command, &guard).map_err(cannot_start)?;
+    let terminal = Terminal::new(group.leader());
     terminal.give();
     let (sender, news) = mpsc::channel();
-    let leash = Leash::put_on(Arc::clone(&guard), command, job.grace, sender.clone());
-    let leash = leash.inspect_err(|_| kill(command)).map_err(cannot_start)?;
-    watch(command, sender.clone()).inspect_err(|_| kill(command)).map_err(cannot_start)?;
+    let lock: Arc<dyn Validity> = guard.clone();
+    let leash = Leash::put_on(lock, group.leader(), job.grace, sender.clone()).map_err(cannot_start)?;
+    watch(group.leader(), sender.clone()).map_err(cannot_start)?;
     forward(runtime, signals, sender);
 
     let mut running = Running {
         job,
         session: &session,
         guard: &guard,
-        command,
+        group: &group,
         terminal: &terminal,
         is_told: false,
         on_lost: None,
     };
     let ended = running.until_ended(&news);
+    if ended.is_none() {
+        group.kill();
+    }
     let is_held = leash.is_held_at_end();
     if !is_held {
         // The command may have ended before anybody noticed.
         running.lost(Duration::ZERO);
-        end_group(command, &leash);
+        end_group(&group, &leash);
     }
     let on_lost = running.on_lost.take();
     leash.take_off();
-    reap(command);
+    group.reap();
     terminal.take_back();
 
     // R9: belief has ended with the command; now the lock goes back.
@@ -95,9 +107,9 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
 /// A message of our own, which never goes to the command's output.
 fn say(job: &Job, line: &str) {
     if job.service.json {
-        eprintln!("{}", serde_json::json!({ "message": line, "lockName": job.name }));
+        output::say(&serde_json::json!({ "message": line, "lockName": job.name }).to_string());
     } else {
-        eprintln!("lowkey: {line}");
+        output::say(&format!("lowkey: {line}"));
     }
 }
 
@@ -105,7 +117,7 @@ struct Running<'a> {
     job: &'a Job,
     session: &'a Session,
     guard: &'a LockGuard,
-    command: Pid,
+    group: &'a Group,
     terminal: &'a Terminal,
     /// That the lock is lost was said, and `--on-lost` started.
     is_told: bool,
@@ -120,10 +132,7 @@ impl Running<'_> {
                 News::Ended(status) => return status,
                 // To stop this process would be to stop renewing.
                 News::Signal(Signal::TSTP) => {}
-                News::Signal(signal) => {
-                    // The command may have ended by itself just now.
-                    let _ = kill_process_group(self.command, signal);
-                }
+                News::Signal(signal) => self.group.signal(signal),
                 News::Stopped(signal) => {
                     if let Some(line) = self.terminal.stopped(signal) {
                         say(self.job, line);
@@ -159,11 +168,6 @@ impl Running<'_> {
             Err(error) => say(self.job, &format!("--on-lost: cannot start sh: {error}")),
         }
     }
-}
-
-fn kill(command: Pid) {
-    // It may have ended already.
-    let _ = kill_process_group(command, Signal::KILL);
 }
 
 /// Has a thread wait for the command.
@@ -206,27 +210,11 @@ fn forward(runtime: &Runtime, mut signals: Signals, news: mpsc::Sender<News>) {
 }
 
 /// Waits until nothing is left of a group that is to end, or was killed.
-fn end_group(command: Pid, leash: &Leash) {
-    while !leash.has_killed() && others_in_group(command) {
+fn end_group(group: &Group, leash: &Leash) {
+    while !leash.has_killed() && group.lives() {
         thread::sleep(LOOK_INTERVAL);
     }
-}
-
-/// Whether the group has a living process beside the command itself.
-fn others_in_group(group: Pid) -> bool {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
-    processes.flatten().any(|process| {
-        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // The name, in parentheses, may contain anything.
-        let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
-        let mut fields = fields.split(' ');
-        let (state, _parent, its_group) = (fields.next(), fields.next(), fields.next());
-        state != Some("Z") && its_group.and_then(|text| text.parse().ok()) == Some(group.as_raw_pid())
-    })
-}
-
-fn reap(command: Pid) {
-    while let Err(Errno::INTR) = waitid(WaitId::Pid(command), WaitIdOptions::EXITED) {}
+    group.wait_until_dead();
 }
 
 fn status_of(ended: Option<WaitIdStatus>) -> u8 {
