@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lowkey_api::v1::AcquireLockRequest;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::cli::{Running, Service, lives};
+use crate::cli::{Running, Service, lives, with_default_signals};
 use crate::harness::{Cluster, Node, eventually, rounds};
 
 pub(crate) fn one_node() -> (TempDir, Node, Service) {
@@ -307,20 +307,92 @@ fn a_command_that_cannot_be_run_is_told_as_a_shell_does() {
     assert!(refused.complaint(126).contains("cannot run"), "{refused:?}");
 }
 
+/// Types something at a terminal: `script` gives one, and the shell under it has job control, as a person's has.
+fn on_a_terminal(folder: &Path, service: &Service, typed: &str) -> (Running, ChildStdin) {
+    let shell = folder.join("typed");
+    std::fs::write(&shell, typed).unwrap();
+    let bin = Path::new(env!("CARGO_BIN_EXE_lowkey")).parent().unwrap();
+    let mut command = with_default_signals("script");
+    command.args(["-qec", "bash --norc -i ./typed", "/dev/null"]);
+    command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
+    command.envs(service.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(folder).stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    let terminal = running.child.stdin.take().unwrap();
+    (running, terminal)
+}
+
+/// Waits until a process, of which the number is in a file, is stopped.
+fn stopped(file: &Path) -> String {
+    let pid = written(file);
+    let stat = || text(Path::new(&format!("/proc/{}/stat", pid.trim())));
+    eventually("it is stopped", || stat().rsplit_once(") ")?.1.starts_with('T').then_some(()));
+    pid
+}
+
+#[test]
+fn a_command_reads_the_terminal_wherever_its_input_comes_from() {
+    let (folder, _node, service) = one_node();
+    let job = "lowkey run a -- sh -c 'read line </dev/tty; echo got $line' </dev/null; echo status $?";
+    let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
+    service.wait_until_held("a");
+    terminal.write_all(b"hello\n").unwrap();
+    let done = running.done();
+    assert!(done.stdout.contains("got hello") && done.stdout.contains("status 0"), "{done:?}");
+}
+
+#[test]
+fn a_command_behind_a_pipe_writes_to_a_terminal_that_stops_who_is_not_in_its_foreground() {
+    let (folder, _node, service) = one_node();
+    let job = "stty tostop; echo data | lowkey run a -- sh -c 'echo writes; cat'; echo status $?";
+    let (running, _terminal) = on_a_terminal(folder.path(), &service, job);
+    let done = running.done();
+    for expected in ["writes", "data", "status 0"] {
+        assert!(done.stdout.contains(expected), "{expected}: {done:?}");
+    }
+}
+
+#[test]
+fn a_command_that_waits_for_the_terminal_in_the_background_gets_it_in_the_foreground() {
+    let (folder, _node, service) = one_node();
+    // `wait` is what a shell does that has nothing else to do; the file is when a person types `fg`.
+    let job = "set -m; lowkey run a -- sh -c 'echo $$ > pid; read line; echo got $line' & \
+               until [ -e go ]; do sleep 0.02; done; fg; echo status $?";
+    let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
+    stopped(&folder.path().join("pid"));
+    eventually("it says so", || running.printed().contains("waits for the terminal").then_some(()));
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    terminal.write_all(b"hello\n").unwrap();
+    let done = running.done();
+    assert!(done.stdout.contains("got hello") && done.stdout.contains("status 0"), "{done:?}");
+}
+
+#[test]
+fn a_command_that_is_stopped_hears_that_it_is_to_end() {
+    let (folder, _node, service) = one_node();
+    let pid = folder.path().join("pid");
+    let script = format!("echo $$ > {}; kill -STOP $$", pid.display());
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let _ = std::fs::remove_file(&pid);
+        let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+        stopped(&pid);
+        running.signal(signal);
+        let done = running.done();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""), "{done:?}");
+    }
+    // And that it is to go on.
+    let _ = std::fs::remove_file(&pid);
+    let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+    stopped(&pid);
+    running.signal(Signal::CONT);
+    assert_eq!(running.done().code, Some(0));
+}
+
 #[test]
 fn on_a_terminal_the_command_can_read_it_and_ctrl_z_does_not_stop_it() {
     let (folder, _node, service) = one_node();
-    let lowkey = env!("CARGO_BIN_EXE_lowkey");
-    // `script` gives a terminal; the shell under it has job control, as a person's has.
-    let job = format!(
-        "{lowkey} run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after"
-    );
-    let mut command = Command::new("script");
-    command.args(["-qec", &format!("bash -ic \"{}\"", job.replace('$', "\\$")), "/dev/null"]);
-    command.env("LOWKEY_ENDPOINTS", service.command(&[]).get_envs().find_map(|(_, value)| value).unwrap());
-    command.current_dir(folder.path()).stdin(Stdio::piped());
-    let mut running = Running::start(&mut command);
-    let mut terminal = running.child.stdin.take().unwrap();
+    let job = "lowkey run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after";
+    let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
     service.wait_until_held("a");
     terminal.write_all(b"\x1a").unwrap();
     std::thread::sleep(Duration::from_millis(200));

@@ -10,7 +10,7 @@ use crate::exit::{self, Failure};
 const FORWARDED: [Signal; 7] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2, Signal::WINCH];
 /// What somebody sends to have an end to it.
-const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+pub(super) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
 /// Signals that this process gets, one by one.
 pub(super) struct Signals {
@@ -21,13 +21,13 @@ pub(super) struct Signals {
 pub(super) fn listen() -> Result<Signals, Failure> {
     let ignored = ignored_at_start();
     let (sender, receiver) = mpsc::unbounded_channel();
+    let no_signals = |error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"));
     // To be stopped would mean to renew nothing, while the command goes on: that is not for the terminal to decide.
-    for number in FORWARDED.into_iter().chain([Signal::TSTP]) {
+    for number in FORWARDED.into_iter().chain([Signal::TSTP, Signal::CONT]) {
         if ignored & (1 << (number.as_raw() - 1)) != 0 {
             continue;
         }
-        let mut stream = signal(SignalKind::from_raw(number.as_raw()))
-            .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}")))?;
+        let mut stream = signal(SignalKind::from_raw(number.as_raw())).map_err(no_signals)?;
         let sender = sender.clone();
         tokio::spawn(async move {
             while stream.recv().await.is_some() {

@@ -12,6 +12,7 @@
 
 use std::io;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -24,11 +25,14 @@ use tokio::runtime::Runtime;
 use super::group::{Group, LOOK_INTERVAL};
 use super::hold::{Held, give_back};
 use super::leash::{Leash, Validity};
-use super::signals::Signals;
+use super::signals::{ENDING, Signals};
 use super::terminal::Terminal;
 use super::{Job, launcher};
 use crate::exit::{self, Failure};
 use crate::output;
+
+/// How often it is looked whether the terminal can be had by a command that waits for it.
+const TERMINAL_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the main thread hears of.
 pub(super) enum News {
@@ -54,7 +58,7 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
     let group = launcher::start(&job.command, &guard).map_err(cannot_start)?;
-    let terminal = Terminal::new(group.leader());
+    let mut terminal = Terminal::new(group.leader());
     terminal.give();
     let (sender, news) = mpsc::channel();
     let lock: Arc<dyn Validity> = guard.clone();
@@ -67,7 +71,7 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
         session: &session,
         guard: &guard,
         group: &group,
-        terminal: &terminal,
+        terminal: &mut terminal,
         is_told: false,
         on_lost: None,
     };
@@ -118,7 +122,7 @@ struct Running<'a> {
     session: &'a Session,
     guard: &'a LockGuard,
     group: &'a Group,
-    terminal: &'a Terminal,
+    terminal: &'a mut Terminal,
     /// That the lock is lost was said, and `--on-lost` started.
     is_told: bool,
     on_lost: Option<std::process::Child>,
@@ -128,11 +132,21 @@ impl Running<'_> {
     /// Nothing if nobody can say how it ended.
     fn until_ended(&mut self, news: &mpsc::Receiver<News>) -> Option<WaitIdStatus> {
         loop {
-            match news.recv().ok()? {
+            match self.next(news)? {
                 News::Ended(status) => return status,
                 // To stop this process would be to stop renewing.
                 News::Signal(Signal::TSTP) => {}
-                News::Signal(signal) => self.group.signal(signal),
+                News::Signal(Signal::CONT) => {
+                    self.terminal.give_if_wanted();
+                    self.group.signal(Signal::CONT);
+                }
+                News::Signal(signal) => {
+                    self.group.signal(signal);
+                    if ENDING.contains(&signal) {
+                        // A process that is stopped hears nothing else.
+                        self.group.signal(Signal::CONT);
+                    }
+                }
                 News::Stopped(signal) => {
                     if let Some(line) = self.terminal.stopped(signal) {
                         say(self.job, line);
@@ -141,6 +155,17 @@ impl Running<'_> {
                 News::Terminated { kill_in } => self.lost(kill_in),
             }
         }
+    }
+
+    /// Waits for news; looks after the terminal meanwhile if the command wants it.
+    fn next(&mut self, news: &mpsc::Receiver<News>) -> Option<News> {
+        while self.terminal.is_wanted() {
+            match news.recv_timeout(TERMINAL_LOOK_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) => self.terminal.give_if_wanted(),
+                heard => return heard.ok(),
+            }
+        }
+        news.recv().ok()
     }
 
     fn lost(&mut self, kill_in: Duration) {
@@ -156,7 +181,12 @@ impl Running<'_> {
             self.job.name,
             kill_in.as_millis()
         );
+        self.start_on_lost();
+        // Whoever is to read it may be slow.
         say(self.job, &line);
+    }
+
+    fn start_on_lost(&mut self) {
         let Some(line) = &self.job.on_lost else { return };
         let started = Command::new("sh")
             .args(["-c", line])
