@@ -389,6 +389,17 @@ fn a_command_that_is_stopped_hears_that_it_is_to_end() {
 }
 
 #[test]
+fn the_status_is_known_although_whoever_started_it_ignores_how_children_end() {
+    let (_folder, _node, service) = one_node();
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_lowkey"), "run", "a", "--", "sh", "-c"]);
+    command.arg("sh -c 'exit 7'; exit $?").stdin(Stdio::null());
+    command.envs(service.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let done = Running::start(&mut command).done();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(7), ""), "{done:?}");
+}
+
+#[test]
 fn on_a_terminal_the_command_can_read_it_and_ctrl_z_does_not_stop_it() {
     let (folder, _node, service) = one_node();
     let job = "lowkey run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after";

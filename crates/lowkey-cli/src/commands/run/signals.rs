@@ -22,6 +22,8 @@ pub(super) fn listen() -> Result<Signals, Failure> {
     let ignored = ignored_at_start();
     let (sender, receiver) = mpsc::unbounded_channel();
     let no_signals = |error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"));
+    // Whoever ignores this one is not told how its children end. To listen once is to ignore it no more.
+    drop(signal(SignalKind::child()).map_err(no_signals)?);
     // To be stopped would mean to renew nothing, while the command goes on: that is not for the terminal to decide.
     for number in FORWARDED.into_iter().chain([Signal::TSTP, Signal::CONT]) {
         if ignored & (1 << (number.as_raw() - 1)) != 0 {
