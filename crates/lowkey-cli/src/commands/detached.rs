@@ -82,22 +82,23 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
         if args.subtree {
             lock = lock.subtree();
         }
+        let patience = args.wait.patience();
         let asking = async {
-            match args.wait.patience() {
+            let granted = match patience {
                 Patience::None => lock.try_acquire().await,
                 Patience::Some(time) => lock.wait(time).await,
                 Patience::Endless => lock.acquire().await,
-            }
+            };
+            granted.map_err(|error| service.failure(&error))
         };
-        let outcome = tokio::select! {
-            outcome = asking => outcome,
+        let grant = tokio::select! {
+            outcome = service.wait_for(&client, &args.name, patience.deadline(), asking) => outcome?,
             code = interrupted() => {
                 // The SDK gives up the place in line; this is for the message to leave.
                 tokio::time::sleep(FAREWELL).await;
                 return Ok(code);
             }
         };
-        let grant = outcome.map_err(|error| service.failure(&error))?;
         if service.json {
             return printed(print_json(&json!({
                 "lockName": grant.name,

@@ -206,7 +206,7 @@ fn no_service_is_one_line_and_status_69_after_the_time_that_was_given() {
 fn a_server_that_goes_away_in_the_middle_ends_a_command_with_one_line() {
     let (_folder, mut node, service) = one_node();
     service.ok(&["acquire", "a", "--ttl", "60s"]);
-    let waiting = service.start(&["acquire", "a", "--ttl", "5s", "--wait", "1s", "--connect-timeout", "1s"]);
+    let waiting = service.start(&["acquire", "a", "--ttl", "5s", "--wait", "1h", "--connect-timeout", "1s"]);
     service.wait_for_queue("a", 1);
     node.kill();
     let done = waiting.done();

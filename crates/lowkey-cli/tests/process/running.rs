@@ -215,6 +215,39 @@ fn whoever_waits_for_as_long_as_it_takes_gets_in_line_again_after_an_outage() {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "done\n", ""), "{done:?}");
 }
 
+#[test]
+fn a_wait_is_over_when_it_is_said_to_be_whatever_becomes_of_the_session() {
+    let (_folder, node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "60s"]);
+    let started = Instant::now();
+    let times = ["--ttl", "1s", "--wait", "4s", "--connect-timeout", "10m"];
+    let waiting = service.start(&[&["run", "a"][..], &times, &["--", "true"]].concat());
+    service.wait_for_queue("a", 1);
+    // Its session is lost after a second, and nobody gives it another.
+    node.pause();
+    let done = waiting.done();
+    assert!(done.complaint(124).contains("the time to wait is over"), "{done:?}");
+    println!("with a wait of 4 s it took {:?}", started.elapsed());
+}
+
+#[test]
+fn whoever_waits_ends_when_the_service_does_not_answer_for_too_long_whatever_the_lease() {
+    let (_folder, node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "10m"]);
+    let times = ["--connect-timeout", "1s", "--ttl", "10m"];
+    let mut waiting = Vec::new();
+    for words in [&["acquire", "a"][..], &["acquire", "a", "--wait", "1h"], &["run", "a"]] {
+        let command: &[&str] = if words[0] == "run" { &["--", "true"] } else { &[] };
+        let words: Vec<&str> = words.iter().chain(&times).chain(command).copied().collect();
+        waiting.push(service.start(&words));
+        service.wait_for_queue("a", waiting.len() as u64);
+    }
+    node.pause();
+    for waiting in waiting {
+        waiting.done().complaint(69);
+    }
+}
+
 /// The promise: when the service stands still for so long that the lock is lost, the command is dead before
 /// anybody else gets the lock, whatever it does about SIGTERM.
 #[tokio::test(flavor = "multi_thread")]

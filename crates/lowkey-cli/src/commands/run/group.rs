@@ -88,8 +88,8 @@ pub(super) mod tests {
     /// Two processes that nobody but SIGKILL can end.
     pub(in crate::commands::run) fn stubborn() -> Group {
         let script = "trap '' TERM; sleep 1000 & sleep 1000";
-        let child = Command::new("sh").args(["-c", script]).process_group(0).spawn().unwrap();
-        Group::new(Pid::from_child(&child))
+        let started = Command::new("sh").args(["-c", script]).process_group(0).spawn();
+        Group::new(Pid::from_child(&started.unwrap()))
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use lowkey_client::{Error, ErrorKind, LockGuard, Session};
+use lowkey_client::{Client, Error, ErrorKind, LockGuard, Session};
 use rustix::process::Signal;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Job;
+use super::backoff::Backoff;
 use super::signals::Signals;
 use crate::commands::Patience;
 use crate::exit::Failure;
@@ -45,27 +46,41 @@ pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<Taken, Fail
 /// The session is left where the caller finds it, whatever becomes of the attempt.
 async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure> {
     let client = job.service.connect().await?;
-    let deadline = match job.patience {
-        Patience::Some(time) => Some(Instant::now() + time),
-        Patience::None | Patience::Endless => None,
-    };
+    let deadline = job.patience.deadline();
+    let guard = job.service.wait_for(&client, &job.name, deadline, get_in_line(job, &client, kept, deadline));
+    let guard = guard.await?;
+    let session = kept.take().expect("the session that the lock was taken with");
+    Ok(Held { session, guard })
+}
+
+/// Waits with one session after the other, should one be lost.
+async fn get_in_line(
+    job: &Job,
+    client: &Client,
+    kept: &mut Option<Session>,
+    deadline: Option<Instant>,
+) -> Result<LockGuard, Failure> {
+    let mut backoff = Backoff::new();
     loop {
+        let began = Instant::now();
         let outcome = match client.session(job.ttl).await {
             Ok(session) => attempt_once(job, kept.insert(session), deadline).await,
             Err(error) => Err(error),
         };
         match outcome {
-            Ok(guard) => {
-                let session = kept.take().expect("the session that the lock was taken with");
-                return Ok(Held { session, guard });
-            }
+            Ok(guard) => return Ok(guard),
             // The service was away for longer than a lease lives. It is asked again, and says so if it is still away.
             Err(error)
                 if matches!(error.kind(), ErrorKind::SessionLost(_))
                     && !matches!(job.patience, Patience::None) =>
             {
-                // The place in line is lost; whoever waits for as long as it takes goes to its end.
+                // The place in line is lost; whoever waits for as long as it takes goes to its end. After a pause:
+                // where an answer takes longer than a lease lives, the next session is lost as soon as it is made.
                 tracing::debug!(%error, "getting in line again");
+                if began.elapsed() > 2 * job.ttl {
+                    backoff = Backoff::new();
+                }
+                sleep(backoff.pause()).await;
             }
             Err(error) => return Err(job.service.failure(&error)),
         }

@@ -12,6 +12,7 @@
 //! - `supervise.rs`: from the command's start to its end; `group.rs`: its processes
 //! - `signals.rs`, `terminal.rs`: what passes between the command and whoever started it
 
+mod backoff;
 mod group;
 mod hold;
 mod launcher;
