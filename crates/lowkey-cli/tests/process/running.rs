@@ -248,6 +248,27 @@ fn whoever_waits_ends_when_the_service_does_not_answer_for_too_long_whatever_the
     }
 }
 
+#[test]
+fn a_lock_that_somebody_else_gave_back_is_noticed_at_the_end() {
+    let (folder, _node, service) = one_node();
+    for (round, (own, expected)) in [(0, 76), (5, 5)].into_iter().enumerate() {
+        let (numbers, go) =
+            (folder.path().join(format!("numbers{round}")), folder.path().join(format!("go{round}")));
+        let script = format!(
+            "echo $LOWKEY_LEASE $LOWKEY_TOKEN > {}; until [ -e {} ]; do sleep 0.02; done; exit {own}",
+            numbers.display(),
+            go.display()
+        );
+        let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+        let numbers = written(&numbers);
+        let [lease, token] = numbers.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{numbers}") };
+        service.ok(&["release", "a", "--lease", lease, "--token", token]);
+        std::fs::write(go, "").unwrap();
+        let done = running.done();
+        assert!(done.complaint(expected).contains("was lost while the command ran"), "{done:?}");
+    }
+}
+
 /// The promise: when the service stands still for so long that the lock is lost, the command is dead before
 /// anybody else gets the lock, whatever it does about SIGTERM.
 #[tokio::test(flavor = "multi_thread")]

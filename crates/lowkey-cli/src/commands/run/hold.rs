@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lowkey_client::{Client, Error, ErrorKind, LockGuard, Session};
+use lowkey_client::{Client, Error, ErrorKind, LockGuard, Reason, Session};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -17,6 +17,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A lock that is held.
 pub(super) struct Held {
+    pub(super) client: Client,
     pub(super) session: Session,
     pub(super) guard: LockGuard,
 }
@@ -50,7 +51,7 @@ async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure>
     let guard = job.service.wait_for(&client, &job.name, deadline, get_in_line(job, &client, kept, deadline));
     let guard = guard.await?;
     let session = kept.take().expect("the session that the lock was taken with");
-    Ok(Held { session, guard })
+    Ok(Held { client, session, guard })
 }
 
 /// Waits with one session after the other, should one be lost.
@@ -105,12 +106,33 @@ async fn close(session: Session) {
     let _ = timeout(FAREWELL, session.close()).await;
 }
 
-/// Gives the lock back; false if that is not certain.
-pub(super) async fn give_back(session: Session, guard: LockGuard) -> bool {
-    let released = timeout(FAREWELL, guard.release()).await;
-    let is_released = matches!(released, Ok(Ok(())));
-    if is_released {
+/// What came of giving the lock back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivenBack {
+    Done,
+    /// Somebody else had ended it before.
+    WasGone,
+    /// It goes free by itself.
+    Unknown,
+}
+
+/// Gives the lock back. By its numbers, and not by its guard, for which a lock that was gone is as good as one that
+/// is given back.
+pub(super) async fn give_back(client: &Client, session: Session, guard: LockGuard) -> GivenBack {
+    let release = client.release_lock(guard.name(), guard.lease_id(), guard.token());
+    let given_back = match timeout(FAREWELL, release).await {
+        Ok(Ok(())) => GivenBack::Done,
+        Ok(Err(error)) => match error.reason() {
+            Some(Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken | Reason::LeaseNotFound) => {
+                GivenBack::WasGone
+            }
+            _ => GivenBack::Unknown,
+        },
+        Err(_) => GivenBack::Unknown,
+    };
+    if given_back != GivenBack::Unknown {
+        // Before the guard is dropped: it would give back what is not held.
         close(session).await;
     }
-    is_released
+    given_back
 }

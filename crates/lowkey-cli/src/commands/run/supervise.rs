@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use tokio::runtime::Runtime;
 
 use super::group::{Group, LOOK_INTERVAL};
-use super::hold::{Held, give_back};
+use super::hold::{GivenBack, Held, give_back};
 use super::leash::{Leash, Validity};
 use super::signals::{ENDING, Signals};
 use super::terminal::Terminal;
@@ -53,7 +53,7 @@ pub(super) fn status_of_signal(signal: Signal) -> u8 {
 
 /// Runs the command under the lock; gives the exit status. Must be called on the main thread: see `launcher.rs`.
 pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signals) -> Result<u8, Failure> {
-    let Held { session, guard } = held;
+    let Held { client, session, guard } = held;
     let guard = Arc::new(guard);
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
@@ -94,18 +94,31 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     let Some(guard) = Arc::into_inner(guard) else {
         return Err(Failure::new(exit::LOST, "the lock's guard is still in use: this is a fault of lowkey"));
     };
-    let is_given_back = !guard.is_held() || runtime.block_on(give_back(session, guard));
+    let given_back = match is_held {
+        true => runtime.block_on(give_back(&client, session, guard)),
+        false => GivenBack::WasGone,
+    };
     if !is_held {
         wait_for(on_lost, &news);
         return Ok(exit::LOST);
     }
-    if !is_given_back {
-        say(
-            job,
-            &format!("lock {} could not be given back in time: it goes free within {:?}", job.name, job.ttl),
-        );
+    let (name, status) = (&job.name, status_of(ended));
+    match given_back {
+        GivenBack::Done => Ok(status),
+        GivenBack::Unknown => {
+            let line =
+                format!("lock {name} could not be given back in time: it goes free within {:?}", job.ttl);
+            say(job, &line);
+            Ok(status)
+        }
+        GivenBack::WasGone => {
+            let line = format!(
+                "lock {name} was lost while the command ran: somebody else may have held it; look at `lowkey watch`"
+            );
+            say(job, &line);
+            Ok(if status == 0 { exit::LOST } else { status })
+        }
     }
-    Ok(status_of(ended))
 }
 
 /// A message of our own, which never goes to the command's output.
@@ -260,8 +273,8 @@ fn status_of(ended: Option<WaitIdStatus>) -> u8 {
 fn wait_for(on_lost: Option<std::process::Child>, news: &mpsc::Receiver<News>) {
     let Some(mut child) = on_lost else { return };
     while let Ok(None) = child.try_wait() {
-        if let Ok(News::Signal(Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT)) =
-            news.recv_timeout(LOOK_INTERVAL)
+        if let Ok(News::Signal(signal)) = news.recv_timeout(LOOK_INTERVAL)
+            && ENDING.contains(&signal)
         {
             // It may have ended by itself just now.
             let _ = child.kill();
