@@ -269,6 +269,56 @@ fn a_lock_that_somebody_else_gave_back_is_noticed_at_the_end() {
     }
 }
 
+#[test]
+fn a_lock_is_held_for_the_least_time_although_the_command_is_quick() {
+    let (_folder, _node, service) = one_node();
+    let started = Instant::now();
+    let done = service.run(&["run", "a", "--try", "--at-least", "2s", "--", "sh", "-c", "exit 3"]);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""), "{done:?}");
+    assert!(started.elapsed() >= Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(service.ok(&["run", "a", "--try", "--", "echo", "ran"]), "ran\n");
+}
+
+/// Waits until the command has ended, and `lowkey run` goes on without it.
+fn wait_until_alone(running: &Running) {
+    let children = format!("/proc/{0}/task/{0}/children", running.pid());
+    eventually("the command has ended", || text(Path::new(&children)).is_empty().then_some(()));
+}
+
+#[test]
+fn the_least_time_is_over_when_somebody_wants_an_end_to_it() {
+    let (_folder, _node, service) = one_node();
+    let words = ["run", "a", "--at-least", "1h", "--", "sh", "-c"];
+    let started = |script| service.start(&[&words[..], &[script]].concat());
+    // While only the lock is held.
+    let running = started("echo ran");
+    running.wait_for_lines(1);
+    wait_until_alone(&running);
+    // Whoever comes later finds it taken.
+    service.run(&["run", "a", "--try", "--", "true"]).complaint(75);
+    running.signal(Signal::TERM);
+    let done = running.done();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+    // While the command runs, and when something else ends it in this way.
+    let running = started("echo runs; exec sleep 1000");
+    running.wait_for_lines(1);
+    running.signal(Signal::INT);
+    assert_eq!(running.done().code, Some(130));
+    assert_eq!(started("kill -TERM $$").done().code, Some(143));
+    service.wait_for_free("a");
+}
+
+#[test]
+fn a_lock_that_is_lost_before_the_least_time_is_over_is_told() {
+    let (_folder, node, service) = one_node();
+    let running = service.start(&["run", "a", "--ttl", "1s", "--at-least", "1h", "--", "echo", "ran"]);
+    running.wait_for_lines(1);
+    wait_until_alone(&running);
+    node.pause();
+    let done = running.done();
+    assert!(done.complaint(76).contains("before --at-least was over"), "{done:?}");
+}
+
 /// The promise: when the service stands still for so long that the lock is lost, the command is dead before
 /// anybody else gets the lock, whatever it does about SIGTERM.
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lowkey_client::{LockGuard, LossCause, Session, SessionStatus};
 use rustix::io::Errno;
@@ -33,6 +33,9 @@ use crate::output;
 
 /// How often it is looked whether the terminal can be had by a command that waits for it.
 const TERMINAL_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether a lock that nobody works under is still held.
+const KEEP_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the main thread hears of.
 pub(super) enum News {
@@ -54,6 +57,7 @@ pub(super) fn status_of_signal(signal: Signal) -> u8 {
 /// Runs the command under the lock; gives the exit status. Must be called on the main thread: see `launcher.rs`.
 pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signals) -> Result<u8, Failure> {
     let Held { client, session, guard } = held;
+    let granted_at = Instant::now();
     let guard = Arc::new(guard);
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
@@ -73,6 +77,7 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
         group: &group,
         terminal: &mut terminal,
         is_told: false,
+        is_told_to_end: false,
         on_lost: None,
     };
     let ended = running.until_ended(&news);
@@ -85,16 +90,19 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
         running.lost(Duration::ZERO);
         end_group(&group, &leash);
     }
-    let on_lost = running.on_lost.take();
+    let (on_lost, is_told_to_end) = (running.on_lost.take(), running.is_told_to_end);
     leash.take_off();
     group.reap();
     terminal.take_back();
+
+    let is_over = is_told_to_end || ended.and_then(ended_by).is_some_and(|signal| ENDING.contains(&signal));
+    let is_kept = is_over || !is_held || keep(&guard, granted_at + job.at_least, &news);
 
     // R9: belief has ended with the command; now the lock goes back.
     let Some(guard) = Arc::into_inner(guard) else {
         return Err(Failure::new(exit::LOST, "the lock's guard is still in use: this is a fault of lowkey"));
     };
-    let given_back = match is_held {
+    let given_back = match is_held && is_kept {
         true => runtime.block_on(give_back(&client, session, guard)),
         false => GivenBack::WasGone,
     };
@@ -112,13 +120,33 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
             Ok(status)
         }
         GivenBack::WasGone => {
-            let line = format!(
-                "lock {name} was lost while the command ran: somebody else may have held it; look at `lowkey watch`"
+            let when = if is_kept {
+                "while the command ran"
+            } else {
+                "after the command, before --at-least was over"
+            };
+            say(
+                job,
+                &format!(
+                    "lock {name} was lost {when}: somebody else may have held it; look at `lowkey watch`"
+                ),
             );
-            say(job, &line);
             Ok(if status == 0 { exit::LOST } else { status })
         }
     }
+}
+
+/// Holds the lock until a time has come, or somebody wants an end to it; false if it is lost before.
+fn keep(lock: &LockGuard, until: Instant, news: &mpsc::Receiver<News>) -> bool {
+    while lock.is_held() {
+        let left = until.saturating_duration_since(Instant::now());
+        match news.recv_timeout(left.min(KEEP_LOOK_INTERVAL)) {
+            Ok(News::Signal(signal)) if ENDING.contains(&signal) => return true,
+            _ if left.is_zero() => return true,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// A message of our own, which never goes to the command's output.
@@ -138,6 +166,8 @@ struct Running<'a> {
     terminal: &'a mut Terminal,
     /// That the lock is lost was said, and `--on-lost` started.
     is_told: bool,
+    /// Somebody sent a signal to have an end to it.
+    is_told_to_end: bool,
     on_lost: Option<std::process::Child>,
 }
 
@@ -156,6 +186,7 @@ impl Running<'_> {
                 News::Signal(signal) => {
                     self.group.signal(signal);
                     if ENDING.contains(&signal) {
+                        self.is_told_to_end = true;
                         // A process that is stopped hears nothing else.
                         self.group.signal(Signal::CONT);
                     }
@@ -258,6 +289,11 @@ fn end_group(group: &Group, leash: &Leash) {
         thread::sleep(LOOK_INTERVAL);
     }
     group.wait_until_dead();
+}
+
+/// The signal that ended the command, if one did.
+fn ended_by(ended: WaitIdStatus) -> Option<Signal> {
+    ended.terminating_signal().and_then(Signal::from_named_raw)
 }
 
 fn status_of(ended: Option<WaitIdStatus>) -> u8 {
