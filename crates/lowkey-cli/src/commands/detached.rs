@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::interrupts::Interrupts;
 use super::{Patience, ServiceArgs, WaitArgs, printed};
 use crate::duration::parse_ttl;
 use crate::output::{Table, print_json};
@@ -91,9 +91,10 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
             };
             granted.map_err(|error| service.failure(&error))
         };
+        let mut interrupts = Interrupts::listen()?;
         let grant = tokio::select! {
             outcome = service.wait_for(&client, &args.name, patience.deadline(), asking) => outcome?,
-            code = interrupted() => {
+            code = interrupts.next() => {
                 // The SDK gives up the place in line; this is for the message to leave.
                 tokio::time::sleep(FAREWELL).await;
                 return Ok(code);
@@ -114,19 +115,6 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
         table.row([grant.name, grant.lease_id.to_string(), grant.token.to_string(), ttl]);
         printed(table.print())
     })
-}
-
-/// Resolves when somebody loses patience, with the status to end with.
-pub(crate) async fn interrupted() -> u8 {
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => 128 + 2,
-        _ = terminate.recv() => 128 + 15,
-    }
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {

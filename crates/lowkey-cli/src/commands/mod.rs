@@ -4,6 +4,7 @@
 //! - `detached.rs`: `acquire`, `release`, `renew`, for scripts
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `changes.rs`: `leader`, `watch`
+//! - `interrupts.rs`: how somebody ends one that goes on
 //! - `status.rs`, `dev.rs`, `completions.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
@@ -12,6 +13,7 @@ pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
+mod interrupts;
 pub(crate) mod locks;
 pub(crate) mod run;
 pub(crate) mod status;

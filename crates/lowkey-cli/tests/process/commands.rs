@@ -1,7 +1,7 @@
 //! Every command beside `run`: what it prints, as text and as JSON, and how it ends.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::process::Signal;
@@ -278,6 +278,43 @@ fn a_development_cluster_serves_every_command_and_leaves_nothing_behind() {
     let status = eventually("it ends", || dev.try_wait().unwrap());
     assert_eq!(status.code(), Some(0));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn a_development_cluster_that_is_ended_early_leaves_nothing_behind() {
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT].into_iter().cycle().take(9) {
+        let folder = tempfile::tempdir().unwrap();
+        let count = || std::fs::read_dir(folder.path()).unwrap().count();
+        let dev = Running::start(lowkey().args(["dev", "--json"]).env("TMPDIR", folder.path()));
+        // As soon as there is anything to leave.
+        while count() == 0 {
+            std::hint::spin_loop();
+        }
+        dev.signal(signal);
+        let done = dev.done();
+        assert_eq!((done.code, count()), (Some(0), 0), "{signal:?}: {done:?}");
+    }
+}
+
+#[test]
+fn a_script_that_waits_leaves_the_line_when_its_terminal_goes_away_unless_it_is_told_not_to_care() {
+    let (_folder, _node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "10m"]);
+    let words = ["acquire", "a", "--ttl", "60s"];
+    let waiting = service.start(&words);
+    service.wait_for_queue("a", 1);
+    waiting.signal(Signal::HUP);
+    assert_eq!(waiting.done().code, Some(129));
+    service.wait_for_queue("a", 0);
+
+    let mut command = Command::new("nohup");
+    command.arg(env!("CARGO_BIN_EXE_lowkey")).args(words).stdin(Stdio::null());
+    command.envs(service.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let waiting = Running::start(&mut command);
+    service.wait_for_queue("a", 1);
+    waiting.signal(Signal::HUP);
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.done().code, Some(143), "the first of the two was not heard");
 }
 
 #[test]
