@@ -297,6 +297,23 @@ fn a_development_cluster_that_is_ended_early_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_lock_whose_numbers_nobody_can_read_is_given_back() {
+    let (_folder, _node, service) = one_node();
+    let (reader, gone) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for (output, json) in [(Stdio::from(gone), false), (Stdio::from(full), true)] {
+        let mut command = service.command(&["acquire", "a", "--ttl", "10m"]);
+        let flag: &[&str] = if json { &["--json"] } else { &[] };
+        let output = command.args(flag).stdout(output).stderr(Stdio::piped()).output().unwrap();
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+        assert!(line.contains("the lock was given back"), "{line}");
+        assert_eq!(service.ok(&["get", "a"]), "");
+    }
+}
+
+#[test]
 fn a_script_that_waits_leaves_the_line_when_its_terminal_goes_away_unless_it_is_told_not_to_care() {
     let (_folder, _node, service) = one_node();
     service.ok(&["acquire", "a", "--ttl", "10m"]);
