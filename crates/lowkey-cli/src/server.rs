@@ -134,7 +134,7 @@ fn raise_file_limit() {
 }
 
 /// One line, for the person who started it.
-pub(crate) fn complain(problem: &str, code: u8) -> ExitCode {
+fn complain(problem: &str, code: u8) -> ExitCode {
     Failure::new(code, problem).report(false)
 }
 

@@ -90,12 +90,22 @@ fn everything_is_told_as_json_where_that_is_wanted() {
     assert_eq!(service.json(&["release", "a/b", "--lease", "1", "--token", "1"])["released"], true);
 
     service.ok(&["acquire", "a", "--ttl", "60s"]);
-    let busy = service.run(&["run", "a", "--try", "--json", "--", "true"]);
-    let error: Value = serde_json::from_str(&busy.stderr).unwrap();
-    assert_eq!(
-        (busy.code, &error["exitStatus"], &error["reason"]),
-        (Some(75), &75.into(), &"LOCK_HELD".into())
-    );
+    let (held, none) = (Value::from("LOCK_HELD"), Value::Null);
+    for (code, reason, words) in [
+        (75, &held, &["run", "a", "--try", "--json", "--", "true"][..]),
+        (64, &none, &["run", "--json"]),
+        (64, &none, &["ls", "--json", "--wiat"]),
+        (64, &none, &["--json", "ls"]),
+        (64, &none, &["lock", "a", "--json"]),
+        (126, &none, &["run", "b", "--json", "--", "/"]),
+        (127, &none, &["run", "b", "--json", "--", "no-such-command"]),
+    ] {
+        let done = service.run(words);
+        let error: Value = serde_json::from_str(&done.stderr)
+            .unwrap_or_else(|problem| panic!("{words:?}: {problem}: {done:?}"));
+        assert!(error["error"].is_string(), "{error}");
+        assert_eq!((done.code, &error["exitStatus"], &error["reason"]), (Some(code), &code.into(), reason));
+    }
 }
 
 #[test]
@@ -166,7 +176,7 @@ fn a_wrong_command_line_is_one_line_and_status_64() {
         &["ls", "--endpoints", "https://127.0.0.1:9000"],
         &["completions", "tcsh"],
         &["lock", "a"],
-        &["--json", "ls"],
+        &["--connect-timeout", "3s", "ls"],
     ] {
         let done = service.run(words);
         let line = done.complaint(64);

@@ -61,7 +61,7 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     let guard = Arc::new(guard);
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
-    let group = launcher::start(&job.command, &guard).map_err(cannot_start)?;
+    let group = launcher::start(&job.command, &guard, job.service.json).map_err(cannot_start)?;
     let mut terminal = Terminal::new(group.leader());
     terminal.give();
     let (sender, news) = mpsc::channel();
