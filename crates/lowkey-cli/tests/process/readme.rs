@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use self::printed::{Block, Row, Typed, blocks, filled, is_like, rows, variants};
 use self::terminal::{Curl, Job, Terminal, replaced, shown};
-use crate::cli::Done;
+use crate::cli::{Done, lives};
 use crate::harness::{Ports, eventually, http};
 
 /// Sections whose blocks are run, each by a test below.
@@ -459,10 +459,9 @@ fn the_cron_job_runs_on_one_machine_only() {
     let terminal = &playground.terminal;
     let [block] = section("lowkey");
     let command = block.text.trim().strip_prefix("0 3 * * *  ").expect("five fields, and a command");
-    // The job says that it runs, and ends when there is a file.
-    let (job, may_end) = (terminal.path("nightly-report"), terminal.path("may-end"));
-    let script = format!("#!/bin/sh\necho runs\nuntil [ -e {} ]; do sleep 0.02; done\n", may_end.display());
-    terminal.write_program("nightly-report", &script);
+    // The job is quick, and the lock is not free when it has ended.
+    let (job, pid) = (terminal.path("nightly-report"), terminal.path("pid"));
+    terminal.write_program("nightly-report", &format!("#!/bin/sh\necho $$ > {}\necho runs\n", pid.display()));
     let command = replaced(
         command,
         &[
@@ -473,9 +472,10 @@ fn the_cron_job_runs_on_one_machine_only() {
     assert!(!command.contains("10.0.0.") && command.ends_with(&shown(&job)), "{command}");
     let first = terminal.start(&command);
     first.wait_until_printed("runs\n", || {});
+    let pid = std::fs::read_to_string(pid).unwrap();
+    eventually("the job has ended", || (!lives(&pid)).then_some(()));
     terminal.run(&command).complaint(75);
-    std::fs::write(may_end, "").unwrap();
-    let Done { code, stdout, stderr } = first.done();
+    let Done { code, stdout, stderr } = first.ctrl_c();
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "runs\n", ""));
     playground.end();
 }
