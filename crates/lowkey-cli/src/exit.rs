@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use lowkey_client::{Error, ErrorKind, Reason};
 
+use crate::output::say;
+
 /// What was asked for is not so: a token that is not current, say.
 pub(crate) const NO: u8 = 1;
 /// The command line was wrong (EX_USAGE).
@@ -37,9 +39,9 @@ impl Failure {
         let line = self.line.replace(['\n', '\r'], " ");
         if as_json {
             let reason = self.reason.map(Reason::as_str);
-            eprintln!("{}", serde_json::json!({ "error": line, "exitStatus": self.code, "reason": reason }));
+            say(&serde_json::json!({ "error": line, "exitStatus": self.code, "reason": reason }).to_string());
         } else {
-            eprintln!("lowkey: {line}");
+            say(&format!("lowkey: {line}"));
         }
         ExitCode::from(self.code)
     }

@@ -2,6 +2,8 @@
 //!
 //! Flags without a command mean `server`, so that `lowkey --bootstrap --data-dir ./data` is all it
 //! takes to start a node.
+// They panic where nobody reads: see `output::say`.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod address;
 mod commands;
@@ -17,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{changes, completions, detached, dev, locks, member, run, status};
+use exit::Failure;
 
 /// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
 #[derive(Debug, Parser)]
@@ -65,18 +68,19 @@ fn main() -> ExitCode {
     if args.get(1).is_some_and(|arg| arg == run::EXEC) {
         return run::exec(args.into_iter().skip(2));
     }
+    let as_json = wants_json(&args);
     if let Some(flag) = misplaced_flag(&args) {
         let problem = format!("{flag} goes behind a command, as in: lowkey ls {flag}; try --help");
-        return server::complain(&problem, exit::USAGE);
+        return Failure::new(exit::USAGE, problem).report(as_json);
     }
     match Cli::try_parse_from(with_default_command(args, server_flag_in_environment())) {
         Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprint!("{error}");
+            output::say(&error.to_string());
             ExitCode::from(exit::USAGE)
         }
-        Err(error) => server::complain(&one_line(&error), exit::USAGE),
+        Err(error) => Failure::new(exit::USAGE, one_line(&error)).report(as_json),
     }
 }
 
@@ -105,6 +109,12 @@ fn misplaced_flag(args: &[OsString]) -> Option<&'static str> {
     let first = args.get(1)?.to_str()?;
     let name = first.split_once('=').map_or(first, |(name, _)| name);
     ["--endpoints", "--connect-timeout", "--json"].into_iter().find(|flag| *flag == name)
+}
+
+/// Whether errors are to be told as JSON, as far as can be said of a command line that may be wrong: what stands behind
+/// `--` is for another command.
+fn wants_json(args: &[OsString]) -> bool {
+    args.iter().skip(1).take_while(|arg| *arg != "--").any(|arg| arg == "--json")
 }
 
 /// Whether the environment has a flag of the server. Other variables of ours say nothing about that: where
@@ -171,6 +181,12 @@ mod tests {
         assert_eq!(misplaced_flag(&args(&["lowkey", "--endpoints=http://a:1", "ls"])), Some("--endpoints"));
         assert_eq!(misplaced_flag(&args(&["lowkey", "--bootstrap"])), None);
         assert_eq!(misplaced_flag(&args(&["lowkey", "ls", "--json"])), None);
+    }
+
+    #[test]
+    fn what_is_behind_the_dashes_is_for_another_command() {
+        assert!(wants_json(&args(&["lowkey", "run", "a", "--json", "--", "curl"])));
+        assert!(!wants_json(&args(&["lowkey", "run", "a", "--", "curl", "--json"])));
     }
 
     #[test]

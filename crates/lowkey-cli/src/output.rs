@@ -7,6 +7,12 @@ use serde::Serialize;
 
 const BOLD: Style = Style::new().bold();
 
+/// A line of our own on standard error. If nobody can read it, because a pipe's other end has gone or a disk is full,
+/// it is lost and nothing else: `eprintln!` would panic, and leave a command without whoever watches over it.
+pub(crate) fn say(line: &str) {
+    let _ = io::stderr().lock().write_all(format!("{}\n", line.trim_end()).as_bytes());
+}
+
 /// Rows under a header. The header is shown on a terminal only.
 pub(crate) struct Table {
     columns: &'static [&'static str],

@@ -14,7 +14,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::address::parse_listen;
-use crate::exit::{NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
+use crate::exit::{Failure, NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
+use crate::output::say;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
@@ -133,14 +134,15 @@ fn raise_file_limit() {
 }
 
 /// One line, for the person who started it.
-pub(crate) fn complain(problem: &str, code: u8) -> ExitCode {
-    eprintln!("lowkey: {problem}");
-    ExitCode::from(code)
+fn complain(problem: &str, code: u8) -> ExitCode {
+    Failure::new(code, problem).report(false)
 }
 
 fn start_logging(args: &ServerArgs) -> Result<(), String> {
     let filter = EnvFilter::try_new(&args.log).map_err(|error| error.to_string())?;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written is lost: to say so with `eprintln!`, as is done otherwise, would panic.
+    let logs = tracing_subscriber::fmt().log_internal_errors(false);
+    let logs = logs.with_env_filter(filter).with_writer(std::io::stderr);
     if args.log_json {
         logs.json().flatten_event(true).init();
     } else {
@@ -230,7 +232,7 @@ fn banner(about: &About, as_json: bool) {
     if as_json || !std::io::stderr().is_terminal() {
         return;
     }
-    eprintln!(
+    say(&format!(
         r#"
   lowkey {version} · node {node} {how} ({cluster})
 
@@ -250,5 +252,5 @@ fn banner(about: &About, as_json: bool) {
         http = about.http,
         grpc = about.grpc,
         raft = about.raft,
-    );
+    ));
 }

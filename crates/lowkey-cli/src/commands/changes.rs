@@ -9,7 +9,7 @@ use futures::{Stream, StreamExt as _};
 use lowkey_client::api::{LockHolder, WatchEvent};
 use lowkey_client::{Error, Observation};
 
-use super::detached::interrupted;
+use super::interrupts::Interrupts;
 use super::locks::how;
 use super::{ServiceArgs, printed};
 use crate::exit::Failure;
@@ -141,11 +141,11 @@ async fn follow<T>(
         },
     };
     let mut stream = pin!(stream);
-    let mut interrupted = pin!(interrupted());
+    let mut interrupts = Interrupts::listen()?;
     loop {
         let item = tokio::select! {
             item = stream.next() => item,
-            code = &mut interrupted => return Ok(code),
+            code = interrupts.next() => return Ok(code),
         };
         let Some(item) = item else { return Ok(0) };
         let item = item.map_err(|error| service.failure(&error))?;

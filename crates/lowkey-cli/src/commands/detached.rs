@@ -2,15 +2,18 @@
 //!
 //! Nobody renews it but the script: a lock that was taken for 60 s is gone after 60 s.
 
+use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use lowkey_client::Detached;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::interrupts::Interrupts;
 use super::{Patience, ServiceArgs, WaitArgs, printed};
 use crate::duration::parse_ttl;
+use crate::exit::{self, Failure};
 use crate::output::{Table, print_json};
 
 /// How long the place in line may take to be given up when somebody loses patience.
@@ -82,50 +85,55 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
         if args.subtree {
             lock = lock.subtree();
         }
+        let patience = args.wait.patience();
         let asking = async {
-            match args.wait.patience() {
+            let granted = match patience {
                 Patience::None => lock.try_acquire().await,
                 Patience::Some(time) => lock.wait(time).await,
                 Patience::Endless => lock.acquire().await,
-            }
+            };
+            granted.map_err(|error| service.failure(&error))
         };
-        let outcome = tokio::select! {
-            outcome = asking => outcome,
-            code = interrupted() => {
+        let mut interrupts = Interrupts::listen()?;
+        let grant = tokio::select! {
+            outcome = service.wait_for(&client, &args.name, patience.deadline(), asking) => outcome?,
+            code = interrupts.next() => {
                 // The SDK gives up the place in line; this is for the message to leave.
                 tokio::time::sleep(FAREWELL).await;
                 return Ok(code);
             }
         };
-        let grant = outcome.map_err(|error| service.failure(&error))?;
-        if service.json {
-            return printed(print_json(&json!({
-                "lockName": grant.name,
-                "leaseId": grant.lease_id.to_string(),
-                "fencingToken": grant.token.to_string(),
-                "ttlSeconds": grant.ttl.as_secs().to_string(),
-                "revision": grant.revision.to_string(),
-                "waitedMs": grant.waited.as_millis().to_string(),
-            })));
+        if let Err(error) = tell(&grant, service.json) {
+            // A lock whose numbers nobody has could not be given back by anybody.
+            let released = client.release_lock(&grant.name, grant.lease_id, grant.token).await;
+            let outcome = match released {
+                Ok(()) => "the lock was given back".to_owned(),
+                Err(_) => format!("the lock could not be given back, and goes free within {:?}", grant.ttl),
+            };
+            return Err(Failure::new(
+                exit::NO,
+                format!("cannot write the lock's numbers: {error}; {outcome}"),
+            ));
         }
-        let mut table = Table::new(&["LOCK", "LEASE", "TOKEN", "TTL"]);
-        let ttl = format!("{}s", grant.ttl.as_secs());
-        table.row([grant.name, grant.lease_id.to_string(), grant.token.to_string(), ttl]);
-        printed(table.print())
+        Ok(0)
     })
 }
 
-/// Resolves when somebody loses patience, with the status to end with.
-pub(crate) async fn interrupted() -> u8 {
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => 128 + 2,
-        _ = terminate.recv() => 128 + 15,
+fn tell(grant: &Detached, as_json: bool) -> io::Result<()> {
+    let (lease, token) = (grant.lease_id.to_string(), grant.token.to_string());
+    if as_json {
+        return print_json(&json!({
+            "lockName": grant.name,
+            "leaseId": lease,
+            "fencingToken": token,
+            "ttlSeconds": grant.ttl.as_secs().to_string(),
+            "revision": grant.revision.to_string(),
+            "waitedMs": grant.waited.as_millis().to_string(),
+        }));
     }
+    let mut table = Table::new(&["LOCK", "LEASE", "TOKEN", "TTL"]);
+    table.row([grant.name.clone(), lease, token, format!("{}s", grant.ttl.as_secs())]);
+    table.print()
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {

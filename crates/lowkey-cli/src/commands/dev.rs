@@ -13,10 +13,11 @@ use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::{Config, Ended, RunningNode, StartError};
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use tracing_subscriber::EnvFilter;
 
-use super::detached::interrupted;
+use super::interrupts::Interrupts;
 use super::printed;
 use crate::exit::{self, Failure};
 use crate::output::print_json;
@@ -28,6 +29,10 @@ const FIRST_PORTS: [u16; 3] = [7000, 9000, 8080];
 const START_WAIT: Duration = Duration::from_secs(20);
 /// How long the nodes may take to end. Nothing that they have is kept anyway.
 const STOP_WAIT: Duration = Duration::from_secs(3);
+
+/// How often, and how far apart, it is tried to remove the folder.
+const REMOVE_ATTEMPTS: usize = 50;
+const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Args)]
 pub(crate) struct DevArgs {
@@ -45,15 +50,19 @@ pub(crate) fn dev(args: &DevArgs) -> ExitCode {
         Ok(filter) => filter,
         Err(error) => return Failure::new(exit::USAGE, format!("--log: {error}")).report(args.json),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    // A line that cannot be written is lost: to say so with `eprintln!`, as is done otherwise, would panic.
+    let logs = tracing_subscriber::fmt().log_internal_errors(false);
+    logs.with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
         .and_then(|runtime| {
-            let outcome = runtime.block_on(serve(args));
-            runtime.shutdown_background();
-            outcome
+            let mut folder = None;
+            let outcome = runtime.block_on(serve(args, &mut folder));
+            // Whatever still starts, or ends, may write into it.
+            runtime.shutdown_timeout(STOP_WAIT);
+            folder.map_or(Ok(()), remove).and(outcome)
         });
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -61,18 +70,33 @@ pub(crate) fn dev(args: &DevArgs) -> ExitCode {
     }
 }
 
-async fn serve(args: &DevArgs) -> Result<u8, Failure> {
-    let folder = tempfile::Builder::new().prefix("lowkey-dev-").tempdir().map_err(|error| {
+/// The folder is left where the caller finds it.
+async fn serve(args: &DevArgs, folder: &mut Option<TempDir>) -> Result<u8, Failure> {
+    // Before there is anything to leave behind.
+    let mut interrupts = Interrupts::listen()?;
+    let made = tempfile::Builder::new().prefix("lowkey-dev-").tempdir().map_err(|error| {
         Failure::new(exit::NO_SERVICE, format!("cannot make a temporary folder: {error}; is TMPDIR right?"))
     })?;
+    let folder = folder.insert(made);
     let mut nodes = Vec::new();
     let code = tokio::select! {
         outcome = start_and_tell(args, folder.path(), &mut nodes) => Err(outcome?),
-        _ = interrupted() => Ok(0),
+        _ = interrupts.next() => Ok(0),
     };
-    // The folder goes with its handle; what the nodes still want to write into it is of no use to anybody.
     let _ = timeout(STOP_WAIT, join_all(nodes.into_iter().map(RunningNode::stop))).await;
     code
+}
+
+/// Removes the folder, in the face of a thread that may still write its last.
+fn remove(folder: TempDir) -> Result<(), Failure> {
+    let path = folder.keep();
+    for _ in 0..REMOVE_ATTEMPTS {
+        if std::fs::remove_dir_all(&path).is_ok() || !path.exists() {
+            return Ok(());
+        }
+        std::thread::sleep(REMOVE_PAUSE);
+    }
+    Err(Failure::new(exit::NO, format!("{} could not be removed; please do so", path.display())))
 }
 
 /// Resolves only when something goes wrong: at the start, or later, with the reason.

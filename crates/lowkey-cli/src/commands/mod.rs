@@ -4,6 +4,7 @@
 //! - `detached.rs`: `acquire`, `release`, `renew`, for scripts
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `changes.rs`: `leader`, `watch`
+//! - `interrupts.rs`: how somebody ends one that goes on
 //! - `status.rs`, `member.rs`, `dev.rs`, `completions.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
@@ -12,6 +13,7 @@ pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
+mod interrupts;
 pub(crate) mod locks;
 pub(crate) mod member;
 pub(crate) mod run;
@@ -23,9 +25,14 @@ use std::time::Duration;
 
 use clap::Args;
 use lowkey_client::{Client, Error};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::duration::{parse_duration, parse_wait};
 use crate::exit::{self, Failure};
+
+/// A wait may be over so much later than it should: the service says by itself that the time is over, and who holds
+/// the lock.
+const WAIT_SLACK: Duration = Duration::from_millis(500);
 
 /// Where the service is, and how to talk about it.
 #[derive(Clone, Debug, Args)]
@@ -65,6 +72,16 @@ pub(crate) enum Patience {
     Endless,
 }
 
+impl Patience {
+    /// When a wait that begins now is over.
+    pub(crate) fn deadline(self) -> Option<Instant> {
+        match self {
+            Self::Some(time) => Some(Instant::now() + time),
+            Self::None | Self::Endless => None,
+        }
+    }
+}
+
 impl WaitArgs {
     pub(crate) fn patience(&self) -> Patience {
         match (self.try_once, self.wait) {
@@ -98,6 +115,50 @@ impl ServiceArgs {
             .connect()
             .await
             .map_err(|error| self.failure(&error))
+    }
+
+    /// Waits for a lock: until the deadline, if there is one, and for as long as there is a service.
+    pub(crate) async fn wait_for<T>(
+        &self,
+        client: &Client,
+        lock: &str,
+        deadline: Option<Instant>,
+        waiting: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let too_late = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline + WAIT_SLACK).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            outcome = waiting => outcome,
+            () = too_late => Err(Failure::new(
+                exit::TIMED_OUT,
+                "the time to wait is over, and the service has not said who holds the lock; look at `lowkey status`",
+            )),
+            failure = self.away(client, lock) => Err(failure),
+        }
+    }
+
+    /// Resolves when the service has been away for too long. Whoever only waits would never notice.
+    async fn away(&self, client: &Client, lock: &str) -> Failure {
+        let pause = (self.connect_timeout / 2).clamp(Duration::from_secs(1), Duration::from_secs(5));
+        let mut is_second_chance = false;
+        loop {
+            if !is_second_chance {
+                sleep(pause).await;
+            }
+            // It is tried for as long as any call. A node that lets that time pass is left for another, which may
+            // know better: hence the second chance.
+            let failure = client.get(lock).await.map_err(|error| self.failure(&error)).err();
+            match failure {
+                Some(failure) if failure.code == exit::NO_SERVICE && is_second_chance => return failure,
+                Some(failure) => is_second_chance = failure.code == exit::NO_SERVICE,
+                None => is_second_chance = false,
+            }
+        }
     }
 
     /// What an error of the SDK means for whoever typed the command.

@@ -1,7 +1,7 @@
 //! Every command beside `run`: what it prints, as text and as JSON, and how it ends.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::process::Signal;
@@ -90,12 +90,22 @@ fn everything_is_told_as_json_where_that_is_wanted() {
     assert_eq!(service.json(&["release", "a/b", "--lease", "1", "--token", "1"])["released"], true);
 
     service.ok(&["acquire", "a", "--ttl", "60s"]);
-    let busy = service.run(&["run", "a", "--try", "--json", "--", "true"]);
-    let error: Value = serde_json::from_str(&busy.stderr).unwrap();
-    assert_eq!(
-        (busy.code, &error["exitStatus"], &error["reason"]),
-        (Some(75), &75.into(), &"LOCK_HELD".into())
-    );
+    let (held, none) = (Value::from("LOCK_HELD"), Value::Null);
+    for (code, reason, words) in [
+        (75, &held, &["run", "a", "--try", "--json", "--", "true"][..]),
+        (64, &none, &["run", "--json"]),
+        (64, &none, &["ls", "--json", "--wiat"]),
+        (64, &none, &["--json", "ls"]),
+        (64, &none, &["lock", "a", "--json"]),
+        (126, &none, &["run", "b", "--json", "--", "/"]),
+        (127, &none, &["run", "b", "--json", "--", "no-such-command"]),
+    ] {
+        let done = service.run(words);
+        let error: Value = serde_json::from_str(&done.stderr)
+            .unwrap_or_else(|problem| panic!("{words:?}: {problem}: {done:?}"));
+        assert!(error["error"].is_string(), "{error}");
+        assert_eq!((done.code, &error["exitStatus"], &error["reason"]), (Some(code), &code.into(), reason));
+    }
 }
 
 #[test]
@@ -166,7 +176,7 @@ fn a_wrong_command_line_is_one_line_and_status_64() {
         &["ls", "--endpoints", "https://127.0.0.1:9000"],
         &["completions", "tcsh"],
         &["lock", "a"],
-        &["--json", "ls"],
+        &["--connect-timeout", "3s", "ls"],
     ] {
         let done = service.run(words);
         let line = done.complaint(64);
@@ -206,7 +216,7 @@ fn no_service_is_one_line_and_status_69_after_the_time_that_was_given() {
 fn a_server_that_goes_away_in_the_middle_ends_a_command_with_one_line() {
     let (_folder, mut node, service) = one_node();
     service.ok(&["acquire", "a", "--ttl", "60s"]);
-    let waiting = service.start(&["acquire", "a", "--ttl", "5s", "--wait", "1s", "--connect-timeout", "1s"]);
+    let waiting = service.start(&["acquire", "a", "--ttl", "5s", "--wait", "1h", "--connect-timeout", "1s"]);
     service.wait_for_queue("a", 1);
     node.kill();
     let done = waiting.done();
@@ -278,6 +288,60 @@ fn a_development_cluster_serves_every_command_and_leaves_nothing_behind() {
     let status = eventually("it ends", || dev.try_wait().unwrap());
     assert_eq!(status.code(), Some(0));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn a_development_cluster_that_is_ended_early_leaves_nothing_behind() {
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT].into_iter().cycle().take(9) {
+        let folder = tempfile::tempdir().unwrap();
+        let count = || std::fs::read_dir(folder.path()).unwrap().count();
+        let dev = Running::start(lowkey().args(["dev", "--json"]).env("TMPDIR", folder.path()));
+        // As soon as there is anything to leave.
+        while count() == 0 {
+            std::hint::spin_loop();
+        }
+        dev.signal(signal);
+        let done = dev.done();
+        assert_eq!((done.code, count()), (Some(0), 0), "{signal:?}: {done:?}");
+    }
+}
+
+#[test]
+fn a_lock_whose_numbers_nobody_can_read_is_given_back() {
+    let (_folder, _node, service) = one_node();
+    let (reader, gone) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for (output, json) in [(Stdio::from(gone), false), (Stdio::from(full), true)] {
+        let mut command = service.command(&["acquire", "a", "--ttl", "10m"]);
+        let flag: &[&str] = if json { &["--json"] } else { &[] };
+        let output = command.args(flag).stdout(output).stderr(Stdio::piped()).output().unwrap();
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+        assert!(line.contains("the lock was given back"), "{line}");
+        assert_eq!(service.ok(&["get", "a"]), "");
+    }
+}
+
+#[test]
+fn a_script_that_waits_leaves_the_line_when_its_terminal_goes_away_unless_it_is_told_not_to_care() {
+    let (_folder, _node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "10m"]);
+    let words = ["acquire", "a", "--ttl", "60s"];
+    let waiting = service.start(&words);
+    service.wait_for_queue("a", 1);
+    waiting.signal(Signal::HUP);
+    assert_eq!(waiting.done().code, Some(129));
+    service.wait_for_queue("a", 0);
+
+    let mut command = Command::new("nohup");
+    command.arg(env!("CARGO_BIN_EXE_lowkey")).args(words).stdin(Stdio::null());
+    command.envs(service.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let waiting = Running::start(&mut command);
+    service.wait_for_queue("a", 1);
+    waiting.signal(Signal::HUP);
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.done().code, Some(143), "the first of the two was not heard");
 }
 
 #[test]

@@ -15,9 +15,9 @@ use std::time::Duration;
 use lowkey_client::Client;
 use serde_json::Value;
 
-use self::printed::{Block, Row, Typed, blocks, filled, is_like, rows, variants};
+use self::printed::{Block, Row, Typed, blocks, blocks_of_the_commands, filled, is_like, rows, variants};
 use self::terminal::{Curl, Job, Terminal, replaced, shown};
-use crate::cli::Done;
+use crate::cli::{Done, lives};
 use crate::harness::{Ports, eventually, http};
 
 /// Sections whose blocks are run, each by a test below.
@@ -459,10 +459,9 @@ fn the_cron_job_runs_on_one_machine_only() {
     let terminal = &playground.terminal;
     let [block] = section("lowkey");
     let command = block.text.trim().strip_prefix("0 3 * * *  ").expect("five fields, and a command");
-    // The job says that it runs, and ends when there is a file.
-    let (job, may_end) = (terminal.path("nightly-report"), terminal.path("may-end"));
-    let script = format!("#!/bin/sh\necho runs\nuntil [ -e {} ]; do sleep 0.02; done\n", may_end.display());
-    terminal.write_program("nightly-report", &script);
+    // The job is quick, and the lock is not free when it has ended.
+    let (job, pid) = (terminal.path("nightly-report"), terminal.path("pid"));
+    terminal.write_program("nightly-report", &format!("#!/bin/sh\necho $$ > {}\necho runs\n", pid.display()));
     let command = replaced(
         command,
         &[
@@ -473,10 +472,37 @@ fn the_cron_job_runs_on_one_machine_only() {
     assert!(!command.contains("10.0.0.") && command.ends_with(&shown(&job)), "{command}");
     let first = terminal.start(&command);
     first.wait_until_printed("runs\n", || {});
+    let pid = std::fs::read_to_string(pid).unwrap();
+    eventually("the job has ended", || (!lives(&pid)).then_some(()));
     terminal.run(&command).complaint(75);
-    std::fs::write(may_end, "").unwrap();
-    let Done { code, stdout, stderr } = first.done();
+    let Done { code, stdout, stderr } = first.ctrl_c();
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "runs\n", ""));
+    playground.end();
+}
+
+#[test]
+fn the_script_that_takes_a_lock_works_only_while_it_has_it() {
+    let playground = Playground::start().with_endpoints();
+    let terminal = &playground.terminal;
+    let scripts: Vec<Block> =
+        blocks_of_the_commands().into_iter().filter(|block| block.text.contains("lowkey acquire")).collect();
+    let [script] = &scripts[..] else { panic!("one script: {scripts:?}") };
+    for half in ["first-half", "second-half"] {
+        let look = format!("#!/bin/sh\necho {half} $(lowkey get deploy | cut -f 1)\n");
+        terminal.write_program(&format!("work/{half}"), &look);
+    }
+    terminal.write_program("work/script", &script.text);
+    assert_eq!(terminal.ok("sh ./script"), "first-half holder\nsecond-half holder\n");
+    assert_eq!(terminal.ok("lowkey get deploy"), "", "it was given back");
+
+    // Somebody else has it.
+    terminal.ok("lowkey acquire deploy --ttl 10m");
+    let impatient = script.text.replace("--wait 5m", "--try");
+    assert_ne!(impatient, script.text);
+    terminal.write_program("work/script", &impatient);
+    let done = terminal.run("sh ./script");
+    done.complaint(75);
+    assert_eq!(done.stdout, "", "nothing is done without the lock");
     playground.end();
 }
 

@@ -3,17 +3,17 @@
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lowkey_api::v1::AcquireLockRequest;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::cli::{Running, Service, lives};
+use crate::cli::{Running, Service, lives, with_default_signals};
 use crate::harness::{Cluster, Node, eventually, rounds};
 
-fn one_node() -> (TempDir, Node, Service) {
+pub(crate) fn one_node() -> (TempDir, Node, Service) {
     let folder = tempfile::tempdir().unwrap();
     let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
     node.start_ready();
@@ -26,7 +26,7 @@ fn text(path: &Path) -> String {
 }
 
 /// Waits until a file has something in it.
-fn written(path: &Path) -> String {
+pub(crate) fn written(path: &Path) -> String {
     eventually(&format!("{} is written", path.display()), || {
         Some(text(path)).filter(|text| text.ends_with('\n'))
     })
@@ -215,6 +215,110 @@ fn whoever_waits_for_as_long_as_it_takes_gets_in_line_again_after_an_outage() {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "done\n", ""), "{done:?}");
 }
 
+#[test]
+fn a_wait_is_over_when_it_is_said_to_be_whatever_becomes_of_the_session() {
+    let (_folder, node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "60s"]);
+    let started = Instant::now();
+    let times = ["--ttl", "1s", "--wait", "4s", "--connect-timeout", "10m"];
+    let waiting = service.start(&[&["run", "a"][..], &times, &["--", "true"]].concat());
+    service.wait_for_queue("a", 1);
+    // Its session is lost after a second, and nobody gives it another.
+    node.pause();
+    let done = waiting.done();
+    assert!(done.complaint(124).contains("the time to wait is over"), "{done:?}");
+    println!("with a wait of 4 s it took {:?}", started.elapsed());
+}
+
+#[test]
+fn whoever_waits_ends_when_the_service_does_not_answer_for_too_long_whatever_the_lease() {
+    let (_folder, node, service) = one_node();
+    service.ok(&["acquire", "a", "--ttl", "10m"]);
+    let times = ["--connect-timeout", "1s", "--ttl", "10m"];
+    let mut waiting = Vec::new();
+    for words in [&["acquire", "a"][..], &["acquire", "a", "--wait", "1h"], &["run", "a"]] {
+        let command: &[&str] = if words[0] == "run" { &["--", "true"] } else { &[] };
+        let words: Vec<&str> = words.iter().chain(&times).chain(command).copied().collect();
+        waiting.push(service.start(&words));
+        service.wait_for_queue("a", waiting.len() as u64);
+    }
+    node.pause();
+    for waiting in waiting {
+        waiting.done().complaint(69);
+    }
+}
+
+#[test]
+fn a_lock_that_somebody_else_gave_back_is_noticed_at_the_end() {
+    let (folder, _node, service) = one_node();
+    for (round, (own, expected)) in [(0, 76), (5, 5)].into_iter().enumerate() {
+        let (numbers, go) =
+            (folder.path().join(format!("numbers{round}")), folder.path().join(format!("go{round}")));
+        let script = format!(
+            "echo $LOWKEY_LEASE $LOWKEY_TOKEN > {}; until [ -e {} ]; do sleep 0.02; done; exit {own}",
+            numbers.display(),
+            go.display()
+        );
+        let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+        let numbers = written(&numbers);
+        let [lease, token] = numbers.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{numbers}") };
+        service.ok(&["release", "a", "--lease", lease, "--token", token]);
+        std::fs::write(go, "").unwrap();
+        let done = running.done();
+        assert!(done.complaint(expected).contains("was lost while the command ran"), "{done:?}");
+    }
+}
+
+#[test]
+fn a_lock_is_held_for_the_least_time_although_the_command_is_quick() {
+    let (_folder, _node, service) = one_node();
+    let started = Instant::now();
+    let done = service.run(&["run", "a", "--try", "--at-least", "2s", "--", "sh", "-c", "exit 3"]);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""), "{done:?}");
+    assert!(started.elapsed() >= Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(service.ok(&["run", "a", "--try", "--", "echo", "ran"]), "ran\n");
+}
+
+/// Waits until the command has ended, and `lowkey run` goes on without it.
+fn wait_until_alone(running: &Running) {
+    let children = format!("/proc/{0}/task/{0}/children", running.pid());
+    eventually("the command has ended", || text(Path::new(&children)).is_empty().then_some(()));
+}
+
+#[test]
+fn the_least_time_is_over_when_somebody_wants_an_end_to_it() {
+    let (_folder, _node, service) = one_node();
+    let words = ["run", "a", "--at-least", "1h", "--", "sh", "-c"];
+    let started = |script| service.start(&[&words[..], &[script]].concat());
+    // While only the lock is held.
+    let running = started("echo ran");
+    running.wait_for_lines(1);
+    wait_until_alone(&running);
+    // Whoever comes later finds it taken.
+    service.run(&["run", "a", "--try", "--", "true"]).complaint(75);
+    running.signal(Signal::TERM);
+    let done = running.done();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+    // While the command runs, and when something else ends it in this way.
+    let running = started("echo runs; exec sleep 1000");
+    running.wait_for_lines(1);
+    running.signal(Signal::INT);
+    assert_eq!(running.done().code, Some(130));
+    assert_eq!(started("kill -TERM $$").done().code, Some(143));
+    service.wait_for_free("a");
+}
+
+#[test]
+fn a_lock_that_is_lost_before_the_least_time_is_over_is_told() {
+    let (_folder, node, service) = one_node();
+    let running = service.start(&["run", "a", "--ttl", "1s", "--at-least", "1h", "--", "echo", "ran"]);
+    running.wait_for_lines(1);
+    wait_until_alone(&running);
+    node.pause();
+    let done = running.done();
+    assert!(done.complaint(76).contains("before --at-least was over"), "{done:?}");
+}
+
 /// The promise: when the service stands still for so long that the lock is lost, the command is dead before
 /// anybody else gets the lock, whatever it does about SIGTERM.
 #[tokio::test(flavor = "multi_thread")]
@@ -307,20 +411,103 @@ fn a_command_that_cannot_be_run_is_told_as_a_shell_does() {
     assert!(refused.complaint(126).contains("cannot run"), "{refused:?}");
 }
 
+/// Types something at a terminal: `script` gives one, and the shell under it has job control, as a person's has.
+fn on_a_terminal(folder: &Path, service: &Service, typed: &str) -> (Running, ChildStdin) {
+    let shell = folder.join("typed");
+    std::fs::write(&shell, typed).unwrap();
+    let bin = Path::new(env!("CARGO_BIN_EXE_lowkey")).parent().unwrap();
+    let mut command = with_default_signals("script");
+    command.args(["-qec", "bash --norc -i ./typed", "/dev/null"]);
+    command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
+    command.envs(service.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(folder).stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    let terminal = running.child.stdin.take().unwrap();
+    (running, terminal)
+}
+
+/// Waits until a process, of which the number is in a file, is stopped.
+fn stopped(file: &Path) -> String {
+    let pid = written(file);
+    let stat = || text(Path::new(&format!("/proc/{}/stat", pid.trim())));
+    eventually("it is stopped", || stat().rsplit_once(") ")?.1.starts_with('T').then_some(()));
+    pid
+}
+
+#[test]
+fn a_command_reads_the_terminal_wherever_its_input_comes_from() {
+    let (folder, _node, service) = one_node();
+    let job = "lowkey run a -- sh -c 'read line </dev/tty; echo got $line' </dev/null; echo status $?";
+    let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
+    service.wait_until_held("a");
+    terminal.write_all(b"hello\n").unwrap();
+    let done = running.done();
+    assert!(done.stdout.contains("got hello") && done.stdout.contains("status 0"), "{done:?}");
+}
+
+#[test]
+fn a_command_behind_a_pipe_writes_to_a_terminal_that_stops_who_is_not_in_its_foreground() {
+    let (folder, _node, service) = one_node();
+    let job = "stty tostop; echo data | lowkey run a -- sh -c 'echo writes; cat'; echo status $?";
+    let (running, _terminal) = on_a_terminal(folder.path(), &service, job);
+    let done = running.done();
+    for expected in ["writes", "data", "status 0"] {
+        assert!(done.stdout.contains(expected), "{expected}: {done:?}");
+    }
+}
+
+#[test]
+fn a_command_that_waits_for_the_terminal_in_the_background_gets_it_in_the_foreground() {
+    let (folder, _node, service) = one_node();
+    // `wait` is what a shell does that has nothing else to do; the file is when a person types `fg`.
+    let job = "set -m; lowkey run a -- sh -c 'echo $$ > pid; read line; echo got $line' & \
+               until [ -e go ]; do sleep 0.02; done; fg; echo status $?";
+    let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
+    stopped(&folder.path().join("pid"));
+    eventually("it says so", || running.printed().contains("waits for the terminal").then_some(()));
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    terminal.write_all(b"hello\n").unwrap();
+    let done = running.done();
+    assert!(done.stdout.contains("got hello") && done.stdout.contains("status 0"), "{done:?}");
+}
+
+#[test]
+fn a_command_that_is_stopped_hears_that_it_is_to_end() {
+    let (folder, _node, service) = one_node();
+    let pid = folder.path().join("pid");
+    let script = format!("echo $$ > {}; kill -STOP $$", pid.display());
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let _ = std::fs::remove_file(&pid);
+        let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+        stopped(&pid);
+        running.signal(signal);
+        let done = running.done();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""), "{done:?}");
+    }
+    // And that it is to go on.
+    let _ = std::fs::remove_file(&pid);
+    let running = service.start(&["run", "a", "--", "sh", "-c", &script]);
+    stopped(&pid);
+    running.signal(Signal::CONT);
+    assert_eq!(running.done().code, Some(0));
+}
+
+#[test]
+fn the_status_is_known_although_whoever_started_it_ignores_how_children_end() {
+    let (_folder, _node, service) = one_node();
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_lowkey"), "run", "a", "--", "sh", "-c"]);
+    command.arg("sh -c 'exit 7'; exit $?").stdin(Stdio::null());
+    command.envs(service.command(&[]).get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let done = Running::start(&mut command).done();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(7), ""), "{done:?}");
+}
+
 #[test]
 fn on_a_terminal_the_command_can_read_it_and_ctrl_z_does_not_stop_it() {
     let (folder, _node, service) = one_node();
-    let lowkey = env!("CARGO_BIN_EXE_lowkey");
-    // `script` gives a terminal; the shell under it has job control, as a person's has.
-    let job = format!(
-        "{lowkey} run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after"
-    );
-    let mut command = Command::new("script");
-    command.args(["-qec", &format!("bash -ic \"{}\"", job.replace('$', "\\$")), "/dev/null"]);
-    command.env("LOWKEY_ENDPOINTS", service.command(&[]).get_envs().find_map(|(_, value)| value).unwrap());
-    command.current_dir(folder.path()).stdin(Stdio::piped());
-    let mut running = Running::start(&mut command);
-    let mut terminal = running.child.stdin.take().unwrap();
+    let job = "lowkey run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after";
+    let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
     service.wait_until_held("a");
     terminal.write_all(b"\x1a").unwrap();
     std::thread::sleep(Duration::from_millis(200));

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use lowkey_client::{Error, ErrorKind, LockGuard, Session};
+use lowkey_client::{Client, Error, ErrorKind, LockGuard, Reason, Session};
 use rustix::process::Signal;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Job;
+use super::backoff::Backoff;
 use super::signals::Signals;
 use crate::commands::Patience;
 use crate::exit::Failure;
@@ -16,6 +17,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A lock that is held.
 pub(super) struct Held {
+    pub(super) client: Client,
     pub(super) session: Session,
     pub(super) guard: LockGuard,
 }
@@ -45,27 +47,41 @@ pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<Taken, Fail
 /// The session is left where the caller finds it, whatever becomes of the attempt.
 async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure> {
     let client = job.service.connect().await?;
-    let deadline = match job.patience {
-        Patience::Some(time) => Some(Instant::now() + time),
-        Patience::None | Patience::Endless => None,
-    };
+    let deadline = job.patience.deadline();
+    let guard = job.service.wait_for(&client, &job.name, deadline, get_in_line(job, &client, kept, deadline));
+    let guard = guard.await?;
+    let session = kept.take().expect("the session that the lock was taken with");
+    Ok(Held { client, session, guard })
+}
+
+/// Waits with one session after the other, should one be lost.
+async fn get_in_line(
+    job: &Job,
+    client: &Client,
+    kept: &mut Option<Session>,
+    deadline: Option<Instant>,
+) -> Result<LockGuard, Failure> {
+    let mut backoff = Backoff::new();
     loop {
+        let began = Instant::now();
         let outcome = match client.session(job.ttl).await {
             Ok(session) => attempt_once(job, kept.insert(session), deadline).await,
             Err(error) => Err(error),
         };
         match outcome {
-            Ok(guard) => {
-                let session = kept.take().expect("the session that the lock was taken with");
-                return Ok(Held { session, guard });
-            }
+            Ok(guard) => return Ok(guard),
             // The service was away for longer than a lease lives. It is asked again, and says so if it is still away.
             Err(error)
                 if matches!(error.kind(), ErrorKind::SessionLost(_))
                     && !matches!(job.patience, Patience::None) =>
             {
-                // The place in line is lost; whoever waits for as long as it takes goes to its end.
+                // The place in line is lost; whoever waits for as long as it takes goes to its end. After a pause:
+                // where an answer takes longer than a lease lives, the next session is lost as soon as it is made.
                 tracing::debug!(%error, "getting in line again");
+                if began.elapsed() > 2 * job.ttl {
+                    backoff = Backoff::new();
+                }
+                sleep(backoff.pause()).await;
             }
             Err(error) => return Err(job.service.failure(&error)),
         }
@@ -90,12 +106,33 @@ async fn close(session: Session) {
     let _ = timeout(FAREWELL, session.close()).await;
 }
 
-/// Gives the lock back; false if that is not certain.
-pub(super) async fn give_back(session: Session, guard: LockGuard) -> bool {
-    let released = timeout(FAREWELL, guard.release()).await;
-    let is_released = matches!(released, Ok(Ok(())));
-    if is_released {
+/// What came of giving the lock back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivenBack {
+    Done,
+    /// Somebody else had ended it before.
+    WasGone,
+    /// It goes free by itself.
+    Unknown,
+}
+
+/// Gives the lock back. By its numbers, and not by its guard, for which a lock that was gone is as good as one that
+/// is given back.
+pub(super) async fn give_back(client: &Client, session: Session, guard: LockGuard) -> GivenBack {
+    let release = client.release_lock(guard.name(), guard.lease_id(), guard.token());
+    let given_back = match timeout(FAREWELL, release).await {
+        Ok(Ok(())) => GivenBack::Done,
+        Ok(Err(error)) => match error.reason() {
+            Some(Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken | Reason::LeaseNotFound) => {
+                GivenBack::WasGone
+            }
+            _ => GivenBack::Unknown,
+        },
+        Err(_) => GivenBack::Unknown,
+    };
+    if given_back != GivenBack::Unknown {
+        // Before the guard is dropped: it would give back what is not held.
         close(session).await;
     }
-    is_released
+    given_back
 }

@@ -14,10 +14,18 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use lowkey_client::LockGuard;
+use nix::sys::signal::{SigSet, Signal as NixSignal};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+
+use super::group::Group;
+use crate::exit::Failure;
 
 /// The name under which `lowkey` becomes a command.
 pub(crate) const EXEC: &str = "__exec";
+
+/// How errors are told.
+const AS_JSON: &str = "json";
+const AS_TEXT: &str = "text";
 
 /// As shells have it.
 const EXIT_NOT_FOUND: u8 = 127;
@@ -32,32 +40,34 @@ pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
     ]
 }
 
-/// Starts the command in a process group of its own; the group's number is the command's.
+/// Starts the command in a process group of its own.
 ///
 /// To be called on a thread that lives as long as the process: the kernel takes that thread for the parent.
-pub(super) fn start(command: &[OsString], guard: &LockGuard) -> io::Result<Pid> {
+pub(super) fn start(command: &[OsString], guard: &LockGuard, as_json: bool) -> io::Result<Group> {
     // Not by its path: the file may have been replaced since this process began.
     let child = Command::new("/proc/self/exe")
         .arg0("lowkey")
         .arg(EXEC)
         .arg(std::process::id().to_string())
+        .arg(if as_json { AS_JSON } else { AS_TEXT })
         .args(command)
         .envs(environment(guard))
         .process_group(0)
         .spawn()?;
     // Nobody waits by this handle; see `supervise.rs`.
-    Ok(Pid::from_child(&child))
+    Ok(Group::new(Pid::from_child(&child)))
 }
 
-/// The other side: becomes the command. The arguments are the parent's number, and the command.
+/// The other side: becomes the command. The arguments are the parent's number, how errors are told, and the command.
 pub(crate) fn exec(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = args.next().and_then(|arg| arg.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    let as_json = args.next().is_some_and(|arg| arg == AS_JSON);
     let Some(command) = args.next() else {
         return ExitCode::from(crate::exit::USAGE);
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        eprintln!("lowkey: the command could not be bound to this process: {error}");
-        return ExitCode::from(EXIT_NOT_EXECUTABLE);
+        let line = format!("the command could not be bound to this process: {error}");
+        return Failure::new(EXIT_NOT_EXECUTABLE, line).report(as_json);
     }
     // The parent may have ended before that was asked for.
     if getppid() != parent {
@@ -65,7 +75,11 @@ pub(crate) fn exec(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         let _ = kill_process(getpid(), Signal::KILL);
     }
     let error = Command::new(&command).args(args).exec();
-    eprintln!("lowkey: cannot run {}: {error}", command.display());
+    // For the command this signal was made to end whoever writes where nobody reads. There is no command.
+    let mut signals = SigSet::empty();
+    signals.add(NixSignal::SIGPIPE);
+    let _ = signals.thread_block();
     let is_missing = error.kind() == ErrorKind::NotFound;
-    ExitCode::from(if is_missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE })
+    let code = if is_missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
+    Failure::new(code, format!("cannot run {}: {error}", command.display())).report(as_json)
 }

@@ -2,6 +2,7 @@
 //!
 //! A thread of its own looks at the lock's validity and at the clock that also runs during suspend, and sends
 //! the signals by itself. It waits for nobody: not for the network, not for the runtime, not for the main thread.
+//! If the thread itself fails, nobody is left to keep the promise, and the command is killed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
@@ -18,6 +19,24 @@ const MARGIN: Duration = Duration::from_millis(20);
 /// The clock is looked at so often at least: it may have gone on while this thread's timer stood still.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// What the leash has to know of a lock.
+pub(super) trait Validity: Send + Sync {
+    /// Whether the command may run now.
+    fn is_held(&self) -> bool;
+    /// How long it may run if nothing more is heard of the service.
+    fn remaining(&self) -> Duration;
+}
+
+impl Validity for LockGuard {
+    fn is_held(&self) -> bool {
+        LockGuard::is_held(self)
+    }
+
+    fn remaining(&self) -> Duration {
+        LockGuard::remaining(self)
+    }
+}
+
 /// What is held on to the command's process group.
 pub(super) struct Leash {
     shared: Arc<Shared>,
@@ -25,7 +44,7 @@ pub(super) struct Leash {
 }
 
 struct Shared {
-    guard: Arc<LockGuard>,
+    lock: Arc<dyn Validity>,
     group: Pid,
     grace: Duration,
     state: Mutex<State>,
@@ -57,24 +76,27 @@ fn now() -> Duration {
 impl Leash {
     /// Puts a process group on a leash; `news` hears when SIGTERM is sent.
     pub(super) fn put_on(
-        guard: Arc<LockGuard>,
+        lock: Arc<dyn Validity>,
         group: Pid,
         grace: Duration,
         news: mpsc::Sender<News>,
     ) -> std::io::Result<Self> {
         let state = Mutex::new(State::Watching);
-        let shared = Arc::new(Shared { guard, group, grace, state, changed: Condvar::new() });
+        let shared = Arc::new(Shared { lock, group, grace, state, changed: Condvar::new() });
         let watched = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("leash".into()).spawn(move || watched.watch(&news))?;
+        let thread = thread::Builder::new().name("leash".into()).spawn(move || {
+            let _kill = KillOnPanic(&watched);
+            watched.watch(&news);
+        })?;
         Ok(Self { shared, thread })
     }
 
     /// The command has ended: true if it did so under a lock that was held all the time. If not, signals are
     /// still sent to what is left of its group.
     pub(super) fn is_held_at_end(&self) -> bool {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state();
         // The clock counts, not who has noticed.
-        let is_held = matches!(*state, State::Watching) && self.shared.guard.is_held();
+        let is_held = matches!(*state, State::Watching) && self.shared.lock.is_held();
         if is_held {
             *state = State::Over;
         }
@@ -82,29 +104,29 @@ impl Leash {
     }
 
     pub(super) fn has_killed(&self) -> bool {
-        matches!(*self.shared.lock(), State::Killed)
+        matches!(*self.shared.state(), State::Killed)
     }
 
-    /// Takes it off: no signal is sent any more. Gives back the share of the guard that it had.
+    /// Takes it off: no signal is sent any more. Gives back the share of the lock that it had.
     pub(super) fn take_off(self) {
-        *self.shared.lock() = State::Over;
+        *self.shared.state() = State::Over;
         self.shared.changed.notify_all();
-        // A thread that panicked has told so.
+        // A thread that panicked has told so, and killed the group.
         let _ = self.thread.join();
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watch(&self, news: &mpsc::Sender<News>) {
-        let mut state = self.lock();
+        let mut state = self.state();
         loop {
             let pause = match *state {
                 State::Watching => {
-                    let remaining = self.guard.remaining().saturating_sub(MARGIN);
+                    let remaining = self.lock.remaining().saturating_sub(MARGIN);
                     if remaining <= self.grace {
                         *state = self.terminate(remaining, news);
                         continue;
@@ -114,7 +136,7 @@ impl Shared {
                 State::Terminating { kill_at } => {
                     // It may be over sooner than it was thought: when the service says so.
                     let left = kill_at.saturating_sub(now());
-                    if left.is_zero() || self.guard.remaining() <= MARGIN {
+                    if left.is_zero() || self.lock.remaining() <= MARGIN {
                         self.signal(Signal::KILL);
                         *state = State::Killed;
                         return;
@@ -140,5 +162,52 @@ impl Shared {
     fn signal(&self, signal: Signal) {
         // A group that has ended needs no signal.
         let _ = kill_process_group(self.group, signal);
+    }
+}
+
+/// Kills the group if the thread that watches the clock fails.
+struct KillOnPanic<'a>(&'a Shared);
+
+impl Drop for KillOnPanic<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        if thread::panicking() && !matches!(*state, State::Over) {
+            self.0.signal(Signal::KILL);
+            *state = State::Killed;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::group::tests::stubborn;
+    use super::*;
+
+    /// A lock that is held, and cannot say for how long.
+    struct Faulty;
+
+    impl Validity for Faulty {
+        fn is_held(&self) -> bool {
+            true
+        }
+
+        fn remaining(&self) -> Duration {
+            panic!("a fault on purpose");
+        }
+    }
+
+    #[test]
+    fn a_leash_that_fails_kills_the_command_and_says_that_the_lock_was_not_held() {
+        let group = stubborn();
+        let (news, _hears) = mpsc::channel();
+        let leash = Leash::put_on(Arc::new(Faulty), group.leader(), Duration::ZERO, news).unwrap();
+        while !leash.has_killed() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        group.wait_until_dead();
+        assert!(!group.lives());
+        assert!(!leash.is_held_at_end());
+        leash.take_off();
+        group.reap();
     }
 }

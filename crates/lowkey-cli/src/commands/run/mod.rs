@@ -5,13 +5,16 @@
 //! - If the lock cannot be kept, the command's process group gets SIGTERM a grace before this client's validity
 //!   ends, and SIGKILL by its end (R6): before the service can give the lock to anybody else. That is decided
 //!   and done by a thread of its own, which needs no network, no disk and no runtime (`leash.rs`).
-//! - The lock is given back after the command has ended, and no earlier.
+//! - The lock is given back after the command has ended, and no earlier; with `--at-least`, not before that time
+//!   has passed since it was granted.
 //! - If `lowkey run` itself is killed, the kernel kills the command (`launcher.rs`).
 //!
 //! - `hold.rs`: takes the lock
-//! - `supervise.rs`: from the command's start to its end
+//! - `supervise.rs`: from the command's start to its end; `group.rs`: its processes
 //! - `signals.rs`, `terminal.rs`: what passes between the command and whoever started it
 
+mod backoff;
+mod group;
 mod hold;
 mod launcher;
 mod leash;
@@ -66,6 +69,11 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     shared: bool,
 
+    /// Hold it for so long at least, counted from when it was granted, also if the command ends sooner: a machine
+    /// whose clock is late must not find it free again
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    at_least: Option<Duration>,
+
     #[command(flatten)]
     common: CommandArgs,
 }
@@ -91,6 +99,8 @@ struct Job {
     value: String,
     patience: Patience,
     ttl: Duration,
+    /// How long it is held at least.
+    at_least: Duration,
     /// How long before the end of validity SIGTERM is sent.
     grace: Duration,
     on_lost: Option<String>,
@@ -102,12 +112,14 @@ impl Job {
     fn new(name: String, shared: bool, value: String, common: CommandArgs) -> Self {
         let CommandArgs { wait, ttl, kill_grace, on_lost, service, command } = common;
         let (patience, grace) = (wait.patience(), kill_grace.min(ttl / 4));
-        Self { name, shared, value, patience, ttl, grace, on_lost, service, command }
+        let at_least = Duration::ZERO;
+        Self { name, shared, value, patience, ttl, at_least, grace, on_lost, service, command }
     }
 }
 
 pub(crate) fn run(args: RunArgs) -> ExitCode {
-    carry_out(&Job::new(args.name, args.shared, String::new(), args.common))
+    let job = Job::new(args.name, args.shared, String::new(), args.common);
+    carry_out(&Job { at_least: args.at_least.unwrap_or_default(), ..job })
 }
 
 pub(crate) fn elect(args: ElectArgs) -> ExitCode {

@@ -4,13 +4,14 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::commands::interrupts::Ignored;
 use crate::exit::{self, Failure};
 
 /// Passed on to the command.
 const FORWARDED: [Signal; 7] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2, Signal::WINCH];
 /// What somebody sends to have an end to it.
-const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+pub(super) const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
 /// Signals that this process gets, one by one.
 pub(super) struct Signals {
@@ -19,15 +20,17 @@ pub(super) struct Signals {
 
 /// Begins to listen. A signal that was ignored from the start (as `nohup` has it) stays so, for the command too.
 pub(super) fn listen() -> Result<Signals, Failure> {
-    let ignored = ignored_at_start();
+    let ignored = Ignored::now();
     let (sender, receiver) = mpsc::unbounded_channel();
+    let no_signals = |error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"));
+    // Whoever ignores this one is not told how its children end. To listen once is to ignore it no more.
+    drop(signal(SignalKind::child()).map_err(no_signals)?);
     // To be stopped would mean to renew nothing, while the command goes on: that is not for the terminal to decide.
-    for number in FORWARDED.into_iter().chain([Signal::TSTP]) {
-        if ignored & (1 << (number.as_raw() - 1)) != 0 {
+    for number in FORWARDED.into_iter().chain([Signal::TSTP, Signal::CONT]) {
+        if ignored.contains(number.as_raw()) {
             continue;
         }
-        let mut stream = signal(SignalKind::from_raw(number.as_raw()))
-            .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}")))?;
+        let mut stream = signal(SignalKind::from_raw(number.as_raw())).map_err(no_signals)?;
         let sender = sender.clone();
         tokio::spawn(async move {
             while stream.recv().await.is_some() {
@@ -38,13 +41,6 @@ pub(super) fn listen() -> Result<Signals, Failure> {
         });
     }
     Ok(Signals { receiver })
-}
-
-/// The signals that are ignored now, as bits; none where that cannot be read.
-fn ignored_at_start() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
 impl Signals {

@@ -1,25 +1,41 @@
 //! The command from its start to its end.
+//!
+//! Invariant: the command's process group is dead before this process ends, and before the lock goes back, on every
+//! way out:
+//! - The command has ended by itself, under the lock. (What it leaves behind is not the command: see docs/cli.md.)
+//! - The lock is lost: the leash kills the group, and this waits until nothing is left of it.
+//! - Nobody can say whether the command has ended: it is killed.
+//! - An error, or a panic, here: `Group` kills when it is dropped, and it is dropped before the lock's guard, which
+//!   gives the lock back. A panic of the leash's thread: the leash kills. A panic of a task: nothing is renewed, and
+//!   the leash does what it does then.
+//! - This process is killed: the kernel kills the command (`launcher.rs`).
 
 use std::io;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lowkey_client::{LockGuard, LossCause, Session, SessionStatus};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use tokio::runtime::Runtime;
 
-use super::hold::{Held, give_back};
-use super::leash::Leash;
-use super::signals::Signals;
+use super::group::{Group, LOOK_INTERVAL};
+use super::hold::{GivenBack, Held, give_back};
+use super::leash::{Leash, Validity};
+use super::signals::{ENDING, Signals};
 use super::terminal::Terminal;
 use super::{Job, launcher};
 use crate::exit::{self, Failure};
+use crate::output;
 
-/// How often it is looked whether anything is left of a group that was told to end.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How often it is looked whether the terminal can be had by a command that waits for it.
+const TERMINAL_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether a lock that nobody works under is still held.
+const KEEP_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the main thread hears of.
 pub(super) enum News {
@@ -40,64 +56,105 @@ pub(super) fn status_of_signal(signal: Signal) -> u8 {
 
 /// Runs the command under the lock; gives the exit status. Must be called on the main thread: see `launcher.rs`.
 pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signals) -> Result<u8, Failure> {
-    let Held { session, guard } = held;
+    let Held { client, session, guard } = held;
+    let granted_at = Instant::now();
     let guard = Arc::new(guard);
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
-    let command = launcher::start(&job.command, &guard).map_err(cannot_start)?;
-    let terminal = Terminal::new(command);
+    let group = launcher::start(&job.command, &guard, job.service.json).map_err(cannot_start)?;
+    let mut terminal = Terminal::new(group.leader());
     terminal.give();
     let (sender, news) = mpsc::channel();
-    let leash = Leash::put_on(Arc::clone(&guard), command, job.grace, sender.clone());
-    let leash = leash.inspect_err(|_| kill(command)).map_err(cannot_start)?;
-    watch(command, sender.clone()).inspect_err(|_| kill(command)).map_err(cannot_start)?;
+    let lock: Arc<dyn Validity> = guard.clone();
+    let leash = Leash::put_on(lock, group.leader(), job.grace, sender.clone()).map_err(cannot_start)?;
+    watch(group.leader(), sender.clone()).map_err(cannot_start)?;
     forward(runtime, signals, sender);
 
     let mut running = Running {
         job,
         session: &session,
         guard: &guard,
-        command,
-        terminal: &terminal,
+        group: &group,
+        terminal: &mut terminal,
         is_told: false,
+        is_told_to_end: false,
         on_lost: None,
     };
     let ended = running.until_ended(&news);
+    if ended.is_none() {
+        group.kill();
+    }
     let is_held = leash.is_held_at_end();
     if !is_held {
         // The command may have ended before anybody noticed.
         running.lost(Duration::ZERO);
-        end_group(command, &leash);
+        end_group(&group, &leash);
     }
-    let on_lost = running.on_lost.take();
+    let (on_lost, is_told_to_end) = (running.on_lost.take(), running.is_told_to_end);
     leash.take_off();
-    reap(command);
+    group.reap();
     terminal.take_back();
+
+    let is_over = is_told_to_end || ended.and_then(ended_by).is_some_and(|signal| ENDING.contains(&signal));
+    let is_kept = is_over || !is_held || keep(&guard, granted_at + job.at_least, &news);
 
     // R9: belief has ended with the command; now the lock goes back.
     let Some(guard) = Arc::into_inner(guard) else {
         return Err(Failure::new(exit::LOST, "the lock's guard is still in use: this is a fault of lowkey"));
     };
-    let is_given_back = !guard.is_held() || runtime.block_on(give_back(session, guard));
+    let given_back = match is_held && is_kept {
+        true => runtime.block_on(give_back(&client, session, guard)),
+        false => GivenBack::WasGone,
+    };
     if !is_held {
         wait_for(on_lost, &news);
         return Ok(exit::LOST);
     }
-    if !is_given_back {
-        say(
-            job,
-            &format!("lock {} could not be given back in time: it goes free within {:?}", job.name, job.ttl),
-        );
+    let (name, status) = (&job.name, status_of(ended));
+    match given_back {
+        GivenBack::Done => Ok(status),
+        GivenBack::Unknown => {
+            let line =
+                format!("lock {name} could not be given back in time: it goes free within {:?}", job.ttl);
+            say(job, &line);
+            Ok(status)
+        }
+        GivenBack::WasGone => {
+            let when = if is_kept {
+                "while the command ran"
+            } else {
+                "after the command, before --at-least was over"
+            };
+            say(
+                job,
+                &format!(
+                    "lock {name} was lost {when}: somebody else may have held it; look at `lowkey watch`"
+                ),
+            );
+            Ok(if status == 0 { exit::LOST } else { status })
+        }
     }
-    Ok(status_of(ended))
+}
+
+/// Holds the lock until a time has come, or somebody wants an end to it; false if it is lost before.
+fn keep(lock: &LockGuard, until: Instant, news: &mpsc::Receiver<News>) -> bool {
+    while lock.is_held() {
+        let left = until.saturating_duration_since(Instant::now());
+        match news.recv_timeout(left.min(KEEP_LOOK_INTERVAL)) {
+            Ok(News::Signal(signal)) if ENDING.contains(&signal) => return true,
+            _ if left.is_zero() => return true,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// A message of our own, which never goes to the command's output.
 fn say(job: &Job, line: &str) {
     if job.service.json {
-        eprintln!("{}", serde_json::json!({ "message": line, "lockName": job.name }));
+        output::say(&serde_json::json!({ "message": line, "lockName": job.name }).to_string());
     } else {
-        eprintln!("lowkey: {line}");
+        output::say(&format!("lowkey: {line}"));
     }
 }
 
@@ -105,10 +162,12 @@ struct Running<'a> {
     job: &'a Job,
     session: &'a Session,
     guard: &'a LockGuard,
-    command: Pid,
-    terminal: &'a Terminal,
+    group: &'a Group,
+    terminal: &'a mut Terminal,
     /// That the lock is lost was said, and `--on-lost` started.
     is_told: bool,
+    /// Somebody sent a signal to have an end to it.
+    is_told_to_end: bool,
     on_lost: Option<std::process::Child>,
 }
 
@@ -116,13 +175,21 @@ impl Running<'_> {
     /// Nothing if nobody can say how it ended.
     fn until_ended(&mut self, news: &mpsc::Receiver<News>) -> Option<WaitIdStatus> {
         loop {
-            match news.recv().ok()? {
+            match self.next(news)? {
                 News::Ended(status) => return status,
                 // To stop this process would be to stop renewing.
                 News::Signal(Signal::TSTP) => {}
+                News::Signal(Signal::CONT) => {
+                    self.terminal.give_if_wanted();
+                    self.group.signal(Signal::CONT);
+                }
                 News::Signal(signal) => {
-                    // The command may have ended by itself just now.
-                    let _ = kill_process_group(self.command, signal);
+                    self.group.signal(signal);
+                    if ENDING.contains(&signal) {
+                        self.is_told_to_end = true;
+                        // A process that is stopped hears nothing else.
+                        self.group.signal(Signal::CONT);
+                    }
                 }
                 News::Stopped(signal) => {
                     if let Some(line) = self.terminal.stopped(signal) {
@@ -132,6 +199,17 @@ impl Running<'_> {
                 News::Terminated { kill_in } => self.lost(kill_in),
             }
         }
+    }
+
+    /// Waits for news; looks after the terminal meanwhile if the command wants it.
+    fn next(&mut self, news: &mpsc::Receiver<News>) -> Option<News> {
+        while self.terminal.is_wanted() {
+            match news.recv_timeout(TERMINAL_LOOK_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) => self.terminal.give_if_wanted(),
+                heard => return heard.ok(),
+            }
+        }
+        news.recv().ok()
     }
 
     fn lost(&mut self, kill_in: Duration) {
@@ -147,7 +225,12 @@ impl Running<'_> {
             self.job.name,
             kill_in.as_millis()
         );
+        self.start_on_lost();
+        // Whoever is to read it may be slow.
         say(self.job, &line);
+    }
+
+    fn start_on_lost(&mut self) {
         let Some(line) = &self.job.on_lost else { return };
         let started = Command::new("sh")
             .args(["-c", line])
@@ -159,11 +242,6 @@ impl Running<'_> {
             Err(error) => say(self.job, &format!("--on-lost: cannot start sh: {error}")),
         }
     }
-}
-
-fn kill(command: Pid) {
-    // It may have ended already.
-    let _ = kill_process_group(command, Signal::KILL);
 }
 
 /// Has a thread wait for the command.
@@ -206,27 +284,16 @@ fn forward(runtime: &Runtime, mut signals: Signals, news: mpsc::Sender<News>) {
 }
 
 /// Waits until nothing is left of a group that is to end, or was killed.
-fn end_group(command: Pid, leash: &Leash) {
-    while !leash.has_killed() && others_in_group(command) {
+fn end_group(group: &Group, leash: &Leash) {
+    while !leash.has_killed() && group.lives() {
         thread::sleep(LOOK_INTERVAL);
     }
+    group.wait_until_dead();
 }
 
-/// Whether the group has a living process beside the command itself.
-fn others_in_group(group: Pid) -> bool {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
-    processes.flatten().any(|process| {
-        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // The name, in parentheses, may contain anything.
-        let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
-        let mut fields = fields.split(' ');
-        let (state, _parent, its_group) = (fields.next(), fields.next(), fields.next());
-        state != Some("Z") && its_group.and_then(|text| text.parse().ok()) == Some(group.as_raw_pid())
-    })
-}
-
-fn reap(command: Pid) {
-    while let Err(Errno::INTR) = waitid(WaitId::Pid(command), WaitIdOptions::EXITED) {}
+/// The signal that ended the command, if one did.
+fn ended_by(ended: WaitIdStatus) -> Option<Signal> {
+    ended.terminating_signal().and_then(Signal::from_named_raw)
 }
 
 fn status_of(ended: Option<WaitIdStatus>) -> u8 {
@@ -242,8 +309,8 @@ fn status_of(ended: Option<WaitIdStatus>) -> u8 {
 fn wait_for(on_lost: Option<std::process::Child>, news: &mpsc::Receiver<News>) {
     let Some(mut child) = on_lost else { return };
     while let Ok(None) = child.try_wait() {
-        if let Ok(News::Signal(Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT)) =
-            news.recv_timeout(LOOK_INTERVAL)
+        if let Ok(News::Signal(signal)) = news.recv_timeout(LOOK_INTERVAL)
+            && ENDING.contains(&signal)
         {
             // It may have ended by itself just now.
             let _ = child.kill();

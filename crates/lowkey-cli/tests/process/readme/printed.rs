@@ -25,12 +25,22 @@ pub(crate) struct Row {
 }
 
 const README: &str = include_str!("../../../../../README.md");
+const COMMANDS: &str = include_str!("../../../../../docs/cli.md");
 
 /// Every block of the README.
 pub(crate) fn blocks() -> Vec<Block> {
+    blocks_of(README)
+}
+
+/// Every block of docs/cli.md.
+pub(crate) fn blocks_of_the_commands() -> Vec<Block> {
+    blocks_of(COMMANDS)
+}
+
+fn blocks_of(page: &'static str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let (mut section, mut is_inside) = ("", false);
-    for line in README.lines() {
+    for line in page.lines() {
         match (line.strip_prefix("```"), is_inside) {
             (Some(_), false) => blocks.push(Block { section, text: String::new() }),
             (Some(_), true) => {}
