@@ -174,6 +174,15 @@ impl Node {
         eventually(&format!("{} ends", self.name), || child.try_wait().unwrap())
     }
 
+    /// How the process ended, if it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+        let ended = self.child.as_mut()?.try_wait().unwrap();
+        if ended.is_some() {
+            self.child = None;
+        }
+        ended
+    }
+
     pub(crate) fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
