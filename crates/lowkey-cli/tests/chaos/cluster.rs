@@ -154,6 +154,13 @@ impl Cluster {
         });
     }
 
+    /// Waits until every node serves: otherwise the next fault would meet a cluster that is not sound.
+    pub(crate) fn wait_ready(&self) {
+        for node in &self.nodes {
+            node.wait_ready();
+        }
+    }
+
     /// Where a node's files can be read from here.
     pub(crate) fn data_dir(&self, number: usize) -> PathBuf {
         match &self.disk {

@@ -1,7 +1,7 @@
 //! What is done to the nodes and their network, drawn from a seed.
 //!
 //! One or two faults at a time begin, last a while and end together. Then a probing client must get
-//! through, before the next begin. Beside that, in a lane of its own, connections are cut and messages are
+//! through, and all nodes must serve, before the next begin. Beside that, in a lane of its own, connections are cut and messages are
 //! late all the time.
 
 use std::collections::BTreeMap;
@@ -82,6 +82,8 @@ pub(crate) struct Measured {
     pub(crate) faults: Vec<String>,
     /// From its end, or from its beginning where one node of a sound cluster was killed.
     pub(crate) outage_nanos: u64,
+    /// For how long the machine kept this very process from running meanwhile.
+    pub(crate) late_nanos: u64,
 }
 
 pub(crate) struct Faults<'a> {
@@ -169,13 +171,14 @@ impl<'a> Faults<'a> {
         loop {
             if let Some(success) = self.probes.first_after(since) {
                 let outage_nanos = success - since;
+                let late_nanos = self.probes.longest_late(since, success);
                 println!("{:>6} ms  {}", outage_nanos / MILLISECOND, faults.join(", with "));
                 if outage_nanos > OUTAGE_MAX_NANOS {
                     let what = format!("{} ms after {faults:?}", outage_nanos / MILLISECOND);
                     self.found.push((since, Violation { invariant: "outage", what }));
                 }
-                self.measured.push(Measured { faults, outage_nanos });
-                return;
+                self.measured.push(Measured { faults, outage_nanos, late_nanos });
+                return self.cluster.wait_ready();
             }
             if now() - ended > PATIENCE_NANOS {
                 let what = format!("no service {} s after {faults:?}", PATIENCE_NANOS / SECOND);
@@ -486,9 +489,10 @@ pub(crate) async fn drizzle(net: &Net, size: usize, seed: u64, until: u64) -> BT
     let mut counts = BTreeMap::new();
     while now() < until {
         tokio::time::sleep(Duration::from_millis(random.between(300, 2_000))).await;
-        let one = Place::Node(random.between(0, size as u64) as usize);
-        let other = match random.between(0, size as u64 + 1) as usize {
-            number if number < size => Place::Node(number),
+        let number = random.between(0, size as u64) as usize;
+        let one = Place::Node(number);
+        let other = match random.between(1, size as u64 + 1) as usize {
+            further if further < size => Place::Node((number + further) % size),
             _ => Place::Clients,
         };
         let ways = [(one, other), (other, one)];

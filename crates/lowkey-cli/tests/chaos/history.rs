@@ -82,6 +82,7 @@ pub(crate) enum Answer {
         token: Token,
         lease: LeaseId,
         revision: u64,
+        waited_ms: u64,
     },
     Lock {
         view: LockView,
@@ -203,6 +204,7 @@ pub(crate) fn granted(response: &AcquireLockResponse) -> Answer {
         token: Token(response.fencing_token),
         lease: LeaseId(response.lease_id),
         revision: response.revision,
+        waited_ms: u64::try_from(response.waited_ms).unwrap_or(u64::MAX),
     }
 }
 

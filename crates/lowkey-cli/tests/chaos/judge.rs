@@ -5,7 +5,9 @@
 //! that. Every grant shows the id of the request that it answers as its value, so that an event can be
 //! told apart from every other.
 
+mod known;
 mod self_test;
+mod story;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,9 +16,11 @@ use lowkey_api::{Position, Reason};
 use lowkey_core::{LeaseId, LockName, LockView, Ticket, Token};
 use lowkey_sim::judge::{Chronicle, Claim, Held, Tokens, Violation, Waiting};
 
+use self::known::Known;
+pub(crate) use self::story::around;
 use crate::history::{
-    Answer, Asked, Belief, Call, History, MILLISECOND, Outcome, SECOND, lock_name, mode, owner, position,
-    scope, value,
+    Answer, Asked, Belief, Call, History, MILLISECOND, Outcome, lock_name, mode, owner, position, scope,
+    value,
 };
 
 /// Holders and waiters that a read of one lock tells, and of each lock in a list.
@@ -268,7 +272,7 @@ impl<'a> Judge<'a> {
     fn accepted(&self, call: &Call, answer: &Answer, before: u64) -> Result<(), (&'static str, String)> {
         const NAME: &str = "acknowledged";
         match (answer, &call.asked) {
-            (Answer::Granted { token, lease, revision }, Asked::Acquire { claim }) => {
+            (Answer::Granted { token, lease, revision, waited_ms }, Asked::Acquire { claim }) => {
                 let Some(grant) = self.grants.get(token) else {
                     return Err((NAME, format!("token {token} of {} is nowhere in the log", claim.lock)));
                 };
@@ -280,6 +284,11 @@ impl<'a> Judge<'a> {
                 let is_its = self.granted.get(call.request.as_str()).is_some_and(|all| all.contains(token));
                 if !is_its {
                     return Err(("requests", format!("{} was answered with token {token}", call.request)));
+                }
+                // R7: validity is counted from it.
+                let asked_for_ms = (call.ended - call.invoked) / MILLISECOND;
+                if !call.again && *waited_ms > asked_for_ms + 1 {
+                    return Err(("waits", format!("it asked for {asked_for_ms} ms and waited {waited_ms}")));
                 }
                 if !call.again && *revision <= before {
                     return Err((NAME, format!("granted at {revision}, though {before} was known before")));
@@ -544,120 +553,4 @@ fn impossible(at: Position, event: &WatchEvent) -> Violation {
 /// Whether a node is in touch with the leader is its own affair.
 fn is_same(one: &WatchEvent, other: &WatchEvent) -> bool {
     WatchEvent { in_touch: false, ..one.clone() } == WatchEvent { in_touch: false, ..other.clone() }
-}
-
-/// What anyone knew when.
-struct Known {
-    /// The highest revision that anyone had been told of by a time.
-    told: Vec<(u64, u64)>,
-    /// The lowest revision of an effect that was asked for from a time on.
-    asked: Vec<(u64, u64)>,
-}
-
-impl Known {
-    fn new(history: &History, grants: &BTreeMap<Token, Grant>) -> Self {
-        let mut told = Vec::new();
-        let mut asked = Vec::new();
-        for call in &history.calls {
-            let (revision, is_effect) = match (&call.outcome, &call.asked) {
-                (Outcome::Yes(Answer::Granted { revision, .. }), _) => (*revision, true),
-                (Outcome::Yes(Answer::Done), Asked::Release { token, .. }) => {
-                    let freed = grants.get(token).and_then(|grant| grant.freed.as_ref());
-                    (freed.map_or(0, |freed| freed.revision), true)
-                }
-                (
-                    Outcome::Yes(Answer::Lock { revision, .. } | Answer::Locks { revision, .. }),
-                    Asked::Get { stale: false, .. } | Asked::List { stale: false, .. },
-                ) => (*revision, false),
-                _ => continue,
-            };
-            told.push((call.ended, revision));
-            if is_effect && !call.again && revision > 0 {
-                asked.push((call.invoked, revision));
-            }
-        }
-        told.sort_unstable();
-        asked.sort_unstable();
-        let mut highest = 0;
-        for (_, revision) in &mut told {
-            highest = highest.max(*revision);
-            *revision = highest;
-        }
-        let mut lowest = u64::MAX;
-        for (_, revision) in asked.iter_mut().rev() {
-            lowest = lowest.min(*revision);
-            *revision = lowest;
-        }
-        Self { told, asked }
-    }
-
-    fn before(&self, time: u64) -> u64 {
-        let at = self.told.partition_point(|(ended, _)| *ended < time);
-        at.checked_sub(1).map_or(0, |at| self.told[at].1)
-    }
-
-    fn after(&self, time: u64) -> u64 {
-        let at = self.asked.partition_point(|(invoked, _)| *invoked <= time);
-        self.asked.get(at).map_or(u64::MAX, |(_, revision)| *revision)
-    }
-}
-
-/// What happened around a finding, for whoever has to understand it.
-pub(crate) fn around(history: &History, finding: &Finding) -> Vec<String> {
-    const LINES_MAX: usize = 40;
-    let Some(at) = finding.at else { return Vec::new() };
-    let near = |time: u64| time.abs_diff(at) < 2 * SECOND;
-    let concerns = |lock: &str| {
-        finding.lock.as_ref().is_none_or(|wanted| {
-            let segment = |name: &str| name.split('/').next().map(str::to_owned);
-            segment(wanted.as_str()) == segment(lock)
-        })
-    };
-    let mut lines: Vec<(u64, String)> = Vec::new();
-    for call in history.calls.iter().filter(|call| near(call.ended) || near(call.invoked)) {
-        if call.asked.lock().is_none_or(|lock| concerns(lock.as_str())) {
-            let Call { owner, request, asked, invoked, ended, outcome, .. } = call;
-            let took = (ended - invoked) / MILLISECOND;
-            let outcome = match outcome {
-                Outcome::Yes(Answer::Lock { revision, .. } | Answer::Locks { revision, .. }) => {
-                    format!("as of {revision}")
-                }
-                Outcome::No(error) => error.to_string(),
-                outcome => format!("{outcome:?}"),
-            };
-            lines.push((*ended, format!("{owner} {request} {asked:?}, asked {took} ms before: {outcome}")));
-        }
-    }
-    for belief in history.beliefs.iter().filter(|belief| concerns(belief.claim.lock.as_str())) {
-        for (time, what) in [(belief.from, "begins"), (belief.until, "ends")] {
-            if near(time) {
-                let Belief { owner, claim, token, .. } = belief;
-                lines.push((time, format!("{owner} {what} to believe in {claim:?}, token {token}")));
-            }
-        }
-    }
-    for (number, watched) in history.watched.iter().enumerate() {
-        for (time, event) in
-            watched.events.iter().filter(|(time, event)| near(*time) && concerns(&event.name))
-        {
-            let WatchEvent { name, owner, fencing_token, lease_id, revision, ordinal, .. } = event;
-            let kind = event.r#type();
-            let what = format!("{kind:?} {name} {owner} token {fencing_token} lease {lease_id}");
-            lines.push((*time, format!("watcher {number} sees {revision}.{ordinal} {what}")));
-        }
-    }
-    lines.sort();
-    // Those that are nearest tell most.
-    while lines.len() > LINES_MAX {
-        let (first, last) = (lines[0].0.abs_diff(at), lines[lines.len() - 1].0.abs_diff(at));
-        match first > last {
-            true => lines.remove(0),
-            false => lines.remove(lines.len() - 1),
-        };
-    }
-    let told = |(time, line): (u64, String)| {
-        let sign = if time < at { '-' } else { '+' };
-        format!("{sign}{:>5} ms  {line}", time.abs_diff(at) / MILLISECOND)
-    };
-    lines.into_iter().map(told).collect()
 }

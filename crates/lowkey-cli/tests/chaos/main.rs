@@ -88,6 +88,8 @@ fn play(nodes: usize, seconds: u64, seed: u64, summary: &mut Summary) {
     let probes = Arc::new(Probes::default());
     let watchers = watch(&runtime, &stage, seed);
     let crowd = gather(&runtime, &stage, &probes, seed);
+    let (feeler, felt) = (Arc::clone(&stage), Arc::clone(&probes));
+    let feeler = std::thread::spawn(move || felt.feel_the_load(&feeler));
     let until = now() + seconds * SECOND;
     let net = Arc::clone(&cluster.net);
     let drizzling = runtime.spawn(async move { drizzle(&net, nodes, seed ^ 0x5eed, until).await });
@@ -101,6 +103,7 @@ fn play(nodes: usize, seconds: u64, seed: u64, summary: &mut Summary) {
 
     cluster.wait_whole();
     stage.end();
+    feeler.join().unwrap();
     runtime.block_on(disperse(crowd, &stage));
     runtime.block_on(come_to_rest(&stage, &cluster));
     runtime.block_on(collect(watchers, &stage));

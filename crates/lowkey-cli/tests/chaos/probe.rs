@@ -9,20 +9,49 @@ use lowkey_core::{Mode, Scope, Token};
 use lowkey_sim::judge::Claim;
 use tokio::time::sleep;
 
-use crate::history::{Answer, Asked, Call, Outcome, granted, lock_name, now};
+use crate::history::{Answer, Asked, Call, MILLISECOND, Outcome, granted, lock_name, now};
 use crate::stage::{Links, Stage, Told};
 
 const ATTEMPT: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// When probes began that succeeded, and when they were through.
+/// What is worth noting of how late a sleeper wakes.
+const LATE_NANOS: u64 = 50 * MILLISECOND;
+
 #[derive(Default)]
-pub(crate) struct Probes(Mutex<Vec<(u64, u64)>>);
+pub(crate) struct Probes {
+    /// When probes began that succeeded, and when they were through.
+    successes: Mutex<Vec<(u64, u64)>>,
+    /// When this process was late to wake from a short sleep, and by how much: a busy machine is no fault of
+    /// the service.
+    lates: Mutex<Vec<(u64, u64)>>,
+}
 
 impl Probes {
+    /// The longest that this process was kept from running between two times.
+    pub(crate) fn longest_late(&self, from: u64, to: u64) -> u64 {
+        let lates = self.lates.lock().unwrap_or_else(PoisonError::into_inner);
+        let within = lates.iter().filter(|(at, _)| (from..=to).contains(at));
+        within.map(|(_, late)| *late).max().unwrap_or(0)
+    }
+
+    /// Sleeps and looks at the clock until the run is over.
+    pub(crate) fn feel_the_load(&self, stage: &Stage) {
+        const NAP: Duration = Duration::from_millis(10);
+        while !stage.is_over() {
+            let begun = now();
+            std::thread::sleep(NAP);
+            let (woken, nap) = (now(), NAP.as_nanos() as u64);
+            let late = (woken - begun).saturating_sub(nap);
+            if late > LATE_NANOS {
+                self.lates.lock().unwrap_or_else(PoisonError::into_inner).push((woken, late));
+            }
+        }
+    }
+
     /// When the first probe was through that began at this time or later.
     pub(crate) fn first_after(&self, time: u64) -> Option<u64> {
-        let probes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let probes = self.successes.lock().unwrap_or_else(PoisonError::into_inner);
         probes
             .iter()
             .rev()
@@ -43,7 +72,7 @@ pub(crate) async fn probe(stage: Arc<Stage>, probes: Arc<Probes>, number: usize)
         let begun = now();
         let owner = format!("probe-{number}-{turn}");
         if once(&stage, &mut links, &owner).await.is_some() {
-            probes.0.lock().unwrap_or_else(PoisonError::into_inner).push((begun, now()));
+            probes.successes.lock().unwrap_or_else(PoisonError::into_inner).push((begun, now()));
         }
         sleep(PAUSE).await;
     }

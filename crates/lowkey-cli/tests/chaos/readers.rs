@@ -79,7 +79,7 @@ pub(crate) async fn watch(stage: Arc<Stage>, number: usize, prefix: &str, from: 
     // All of the revision before has been seen, since nothing was there to be seen.
     let mut after = Position::whole(from - 1);
     let mut compacted_in_a_row = 0;
-    while !watched.events.last().is_some_and(|(_, event)| event.name == LAST) {
+    while watched.events.last().is_none_or(|(_, event)| event.name != LAST) {
         links.move_anywhere(&mut random);
         let moves_at = Instant::now() + Duration::from_millis(random.between(500, 6_000));
         match follow(&links, &mut watched, &mut after, moves_at).await {

@@ -178,7 +178,8 @@ impl Program {
 
 fn granted(guard: &LockGuard) -> Answer {
     let (token, lease) = (Token(guard.token()), LeaseId(guard.lease_id()));
-    Answer::Granted { token, lease, revision: guard.revision() }
+    let waited_ms = guard.waited().as_millis() as u64;
+    Answer::Granted { token, lease, revision: guard.revision(), waited_ms }
 }
 
 /// For the table.

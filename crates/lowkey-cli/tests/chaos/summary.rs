@@ -140,12 +140,12 @@ impl fmt::Display for Summary {
         writeln!(f, "  {:>6} ms  one in a hundred is longer", ms(outages.len() / 100))?;
         writeln!(f, "  {:>6} ms  median", ms(outages.len() / 2))?;
         writeln!(f, "  {late:>9}  longer than the 2 s that are promised")?;
-        for measured in outages.iter().take(5) {
+        for Measured { faults, outage_nanos, late_nanos } in outages.iter().take(5) {
+            let (outage, late) = (outage_nanos / MILLISECOND, late_nanos / MILLISECOND);
             writeln!(
                 f,
-                "    {:>6} ms  {}",
-                measured.outage_nanos / MILLISECOND,
-                measured.faults.join(", with ")
+                "    {outage:>6} ms  {} (the machine stood still for {late} ms)",
+                faults.join(", with ")
             )?;
         }
 

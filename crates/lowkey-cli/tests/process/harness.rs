@@ -170,8 +170,8 @@ impl Node {
 
     /// Waits until the process has ended.
     pub(crate) fn wait_exit(&mut self) -> ExitStatus {
-        let mut child = self.child.take().expect("the node runs");
-        eventually(&format!("{} ends", self.name), || child.try_wait().unwrap())
+        assert!(self.runs(), "{} runs", self.name);
+        eventually(&format!("{} ends", self.name.clone()), || self.has_ended())
     }
 
     /// How the process ended, if it has ended by itself.

@@ -48,7 +48,7 @@ fn call(who: &str, request: &str, asked: Asked, seconds: (u64, u64), outcome: Ou
 }
 
 fn yes(token: u64, lease: u64, revision: u64) -> Outcome {
-    Outcome::Yes(Answer::Granted { token: Token(token), lease: LeaseId(lease), revision })
+    Outcome::Yes(Answer::Granted { token: Token(token), lease: LeaseId(lease), revision, waited_ms: 0 })
 }
 
 fn acquire(lock: &str, lease: u64) -> Asked {
@@ -216,7 +216,10 @@ fn an_acknowledged_release_that_is_lost_is_found() {
 
 #[test]
 fn a_grant_that_came_before_what_was_known_is_found() {
-    assert_found("acknowledged", |history| history.calls[0].invoked = TIME + 9 * SECOND);
+    assert_found("acknowledged", |history| {
+        history.calls[0].invoked = TIME + 9 * SECOND;
+        history.calls[0].ended = TIME + 10 * SECOND;
+    });
 }
 
 #[test]
@@ -243,6 +246,15 @@ fn a_timeout_of_who_did_not_wait_or_was_granted_is_found() {
     assert_found("waits", |history| {
         // It was granted first.
         history.calls[4].request = "y-1".to_owned();
+    });
+}
+
+#[test]
+fn a_wait_that_is_told_too_long_is_found() {
+    assert_found("waits", |history| {
+        let (token, lease) = (Token(2), LeaseId(2));
+        let told = Answer::Granted { token, lease, revision: 13, waited_ms: 2_500 };
+        history.calls[3].outcome = Outcome::Yes(told);
     });
 }
 
