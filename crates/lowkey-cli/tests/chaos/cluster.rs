@@ -30,7 +30,7 @@ pub(crate) struct Cluster {
     /// Faults that cannot be played here, and why.
     pub(crate) missing: Vec<String>,
     /// Removed with everything in it when the cluster is dropped.
-    _folder: TempDir,
+    pub(crate) folder: TempDir,
 }
 
 impl Cluster {
@@ -81,7 +81,7 @@ impl Cluster {
             nodes.push(node);
         }
         let mut cluster =
-            Self { nodes, net, controls, disk, paused: BTreeSet::new(), proxied, missing, _folder: folder };
+            Self { nodes, net, controls, disk, paused: BTreeSet::new(), proxied, missing, folder };
         for number in 0..size {
             cluster.start_node(number);
             // Each joins through the one before it.
@@ -159,6 +159,11 @@ impl Cluster {
         for node in &self.nodes {
             node.wait_ready();
         }
+    }
+
+    /// All that the nodes have logged.
+    pub(crate) fn logs(&self) -> Vec<String> {
+        self.nodes.iter().map(Node::log_text).collect()
     }
 
     /// Where a node's files can be read from here.

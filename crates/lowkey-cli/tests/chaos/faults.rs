@@ -22,6 +22,8 @@ use crate::probe::Probes;
 
 /// An outage that fails the run. The promise is less; machines that run tests are loaded.
 const OUTAGE_MAX_NANOS: u64 = 15 * SECOND;
+/// What the table and the logs make a point of.
+pub(crate) const PROMISED_NANOS: u64 = 2 * SECOND;
 /// How long a run waits for service before it gives up.
 const PATIENCE_NANOS: u64 = 90 * SECOND;
 /// How a node ends that finds its files damaged.
@@ -82,7 +84,7 @@ pub(crate) struct Measured {
     pub(crate) faults: Vec<String>,
     /// From its end, or from its beginning where one node of a sound cluster was killed.
     pub(crate) outage_nanos: u64,
-    /// For how long the machine kept this very process from running meanwhile.
+    /// For how long the machine kept this very process waiting meanwhile.
     pub(crate) late_nanos: u64,
 }
 
@@ -158,21 +160,25 @@ impl<'a> Faults<'a> {
         } else {
             self.sleep_ms(50, 1_500)
         }
+        let said_before = self.cluster.logs();
         for undo in undos {
             self.undo(undo);
         }
         self.all_run();
         let ended = now();
         let since = from_start.unwrap_or(ended);
-        self.wait_for_service(names, since, ended);
+        self.wait_for_service(names, since, ended, &said_before);
     }
 
-    fn wait_for_service(&mut self, faults: Vec<String>, since: u64, ended: u64) {
+    fn wait_for_service(&mut self, faults: Vec<String>, since: u64, ended: u64, said_before: &[String]) {
         loop {
             if let Some(success) = self.probes.first_after(since) {
                 let outage_nanos = success - since;
                 let late_nanos = self.probes.longest_late(since, success);
                 println!("{:>6} ms  {}", outage_nanos / MILLISECOND, faults.join(", with "));
+                if outage_nanos > PROMISED_NANOS {
+                    self.tell_what_nodes_said(said_before);
+                }
                 if outage_nanos > OUTAGE_MAX_NANOS {
                     let what = format!("{} ms after {faults:?}", outage_nanos / MILLISECOND);
                     self.found.push((since, Violation { invariant: "outage", what }));
@@ -186,6 +192,24 @@ impl<'a> Faults<'a> {
                 return;
             }
             thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Since a fault ended, in the order of their clocks.
+    fn tell_what_nodes_said(&self, before: &[String]) {
+        const LINES_MAX: usize = 60;
+        let logs = self.cluster.logs();
+        let mut lines: Vec<String> = Vec::new();
+        for ((node, log), before) in self.cluster.nodes.iter().zip(&logs).zip(before) {
+            let new = log.get(before.len()..).unwrap_or_default().lines();
+            lines.extend(new.map(|line| {
+                let (time, said) = line.split_once(' ').unwrap_or((line, ""));
+                format!("{time} {} {said}", node.name)
+            }));
+        }
+        lines.sort();
+        for line in lines.iter().take(LINES_MAX) {
+            println!("           {line}");
         }
     }
 

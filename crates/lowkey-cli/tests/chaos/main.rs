@@ -88,8 +88,9 @@ fn play(nodes: usize, seconds: u64, seed: u64, summary: &mut Summary) {
     let probes = Arc::new(Probes::default());
     let watchers = watch(&runtime, &stage, seed);
     let crowd = gather(&runtime, &stage, &probes, seed);
-    let (feeler, felt) = (Arc::clone(&stage), Arc::clone(&probes));
-    let feeler = std::thread::spawn(move || felt.feel_the_load(&feeler));
+    let (spectators, felt) = (Arc::clone(&stage), Arc::clone(&probes));
+    let scratch = cluster.folder.path().join("scratch");
+    let feeler = std::thread::spawn(move || felt.feel_the_load(&spectators, &scratch));
     let until = now() + seconds * SECOND;
     let net = Arc::clone(&cluster.net);
     let drizzling = runtime.spawn(async move { drizzle(&net, nodes, seed ^ 0x5eed, until).await });

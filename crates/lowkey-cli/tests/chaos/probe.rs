@@ -1,6 +1,9 @@
 //! Clients that do nothing but take a lock that nobody else wants and give it back: when one of them gets
 //! through, there is service.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,32 +18,34 @@ use crate::stage::{Links, Stage, Told};
 const ATTEMPT: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// What is worth noting of how late a sleeper wakes.
+/// How late is worth a note.
 const LATE_NANOS: u64 = 50 * MILLISECOND;
 
 #[derive(Default)]
 pub(crate) struct Probes {
     /// When probes began that succeeded, and when they were through.
     successes: Mutex<Vec<(u64, u64)>>,
-    /// When this process was late to wake from a short sleep, and by how much: a busy machine is no fault of
-    /// the service.
+    /// When this process was late to wake from a short sleep, or its disk to sync a few bytes, and by how
+    /// much: a busy machine is no fault of the service.
     lates: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Probes {
-    /// The longest that this process was kept from running between two times.
+    /// The longest that the machine kept this process waiting between two times.
     pub(crate) fn longest_late(&self, from: u64, to: u64) -> u64 {
         let lates = self.lates.lock().unwrap_or_else(PoisonError::into_inner);
         let within = lates.iter().filter(|(at, _)| (from..=to).contains(at));
         within.map(|(_, late)| *late).max().unwrap_or(0)
     }
 
-    /// Sleeps and looks at the clock until the run is over.
-    pub(crate) fn feel_the_load(&self, stage: &Stage) {
-        const NAP: Duration = Duration::from_millis(10);
+    /// Sleeps, syncs and looks at the clock until the run is over.
+    pub(crate) fn feel_the_load(&self, stage: &Stage, scratch: &Path) {
+        const NAP: Duration = Duration::from_millis(20);
+        let file = File::create(scratch).unwrap();
         while !stage.is_over() {
             let begun = now();
             std::thread::sleep(NAP);
+            file.write_all_at(&begun.to_le_bytes(), 0).and_then(|()| file.sync_data()).unwrap();
             let (woken, nap) = (now(), NAP.as_nanos() as u64);
             let late = (woken - begun).saturating_sub(nap);
             if late > LATE_NANOS {

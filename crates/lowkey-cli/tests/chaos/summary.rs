@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::faults::Measured;
+use crate::faults::{Measured, PROMISED_NANOS};
 use crate::history::{History, MILLISECOND, Outcome};
 use crate::judge::{Finding, around};
 
@@ -80,6 +80,7 @@ impl Summary {
             self.compacted += watched.compacted;
         }
         for finding in findings {
+            println!("VIOLATION {}: {}", finding.violation.invariant, finding.violation.what);
             *self.findings.entry(finding.violation.invariant).or_default() += 1;
             if self.stories.len() < TOLD_IN_FULL {
                 let mut story = format!("{}: {}", finding.violation.invariant, finding.violation.what);
@@ -130,7 +131,7 @@ impl fmt::Display for Summary {
         let mut outages: Vec<&Measured> = self.measured.iter().collect();
         outages.sort_by_key(|measured| std::cmp::Reverse(measured.outage_nanos));
         let ms = |at: usize| outages.get(at).map_or(0, |measured| measured.outage_nanos / MILLISECOND);
-        let late = outages.iter().filter(|measured| measured.outage_nanos > 2_000 * MILLISECOND).count();
+        let late = outages.iter().filter(|measured| measured.outage_nanos > PROMISED_NANOS).count();
         writeln!(
             f,
             "\n  outages after the end of {} faults (after the kill, where it was one node's alone)",
@@ -144,7 +145,7 @@ impl fmt::Display for Summary {
             let (outage, late) = (outage_nanos / MILLISECOND, late_nanos / MILLISECOND);
             writeln!(
                 f,
-                "    {outage:>6} ms  {} (the machine stood still for {late} ms)",
+                "    {outage:>6} ms  {} (the machine itself was {late} ms late)",
                 faults.join(", with ")
             )?;
         }
