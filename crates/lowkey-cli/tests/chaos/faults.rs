@@ -84,6 +84,8 @@ pub(crate) struct Measured {
     pub(crate) faults: Vec<String>,
     /// From its end, or from its beginning where one node of a sound cluster was killed.
     pub(crate) outage_nanos: u64,
+    /// A majority of the processes ran on; otherwise most had to start again first.
+    pub(crate) majority_ran: bool,
     /// For how long the machine kept this very process waiting meanwhile.
     pub(crate) late_nanos: u64,
 }
@@ -161,33 +163,38 @@ impl<'a> Faults<'a> {
             self.sleep_ms(50, 1_500)
         }
         let said_before = self.cluster.logs();
+        let running = self.cluster.nodes.iter().filter(|node| node.runs()).count();
+        let majority_ran = 2 * running > self.cluster.size();
         for undo in undos {
             self.undo(undo);
         }
         self.all_run();
         let ended = now();
         let since = from_start.unwrap_or(ended);
-        self.wait_for_service(names, since, ended, &said_before);
+        let measured = Measured { faults: names, outage_nanos: 0, majority_ran, late_nanos: 0 };
+        self.wait_for_service(measured, since, ended, &said_before);
     }
 
-    fn wait_for_service(&mut self, faults: Vec<String>, since: u64, ended: u64, said_before: &[String]) {
+    fn wait_for_service(&mut self, mut measured: Measured, since: u64, ended: u64, said_before: &[String]) {
+        let faults = measured.faults.join(", with ");
         loop {
             if let Some(success) = self.probes.first_after(since) {
-                let outage_nanos = success - since;
-                let late_nanos = self.probes.longest_late(since, success);
-                println!("{:>6} ms  {}", outage_nanos / MILLISECOND, faults.join(", with "));
-                if outage_nanos > PROMISED_NANOS {
+                measured.outage_nanos = success - since;
+                measured.late_nanos = self.probes.longest_late(since, success);
+                let outage_ms = measured.outage_nanos / MILLISECOND;
+                println!("{outage_ms:>6} ms  {faults}");
+                if measured.outage_nanos > PROMISED_NANOS {
                     self.tell_what_nodes_said(said_before);
                 }
-                if outage_nanos > OUTAGE_MAX_NANOS {
-                    let what = format!("{} ms after {faults:?}", outage_nanos / MILLISECOND);
+                if measured.outage_nanos > OUTAGE_MAX_NANOS {
+                    let what = format!("{outage_ms} ms after {faults}");
                     self.found.push((since, Violation { invariant: "outage", what }));
                 }
-                self.measured.push(Measured { faults, outage_nanos, late_nanos });
+                self.measured.push(measured);
                 return self.cluster.wait_ready();
             }
             if now() - ended > PATIENCE_NANOS {
-                let what = format!("no service {} s after {faults:?}", PATIENCE_NANOS / SECOND);
+                let what = format!("no service {} s after {faults}", PATIENCE_NANOS / SECOND);
                 self.found.push((since, Violation { invariant: "outage", what }));
                 return;
             }

@@ -93,6 +93,32 @@ impl Summary {
         }
     }
 
+    fn tell_outages(&self, f: &mut fmt::Formatter<'_>, when: &str, majority_ran: bool) -> fmt::Result {
+        let mut outages: Vec<&Measured> =
+            self.measured.iter().filter(|measured| measured.majority_ran == majority_ran).collect();
+        outages.sort_by_key(|measured| std::cmp::Reverse(measured.outage_nanos));
+        let ms = |at: usize| outages.get(at).map_or(0, |measured| measured.outage_nanos / MILLISECOND);
+        let late = outages.iter().filter(|measured| measured.outage_nanos > PROMISED_NANOS).count();
+        writeln!(f, "  {:>9}  {when}", outages.len())?;
+        writeln!(
+            f,
+            "  {:>6} ms  the longest; median {} ms, p99 {} ms",
+            ms(0),
+            ms(outages.len() / 2),
+            ms(outages.len() / 100)
+        )?;
+        writeln!(f, "  {late:>9}  longer than the 2 s that are promised")?;
+        for Measured { faults, outage_nanos, late_nanos, .. } in outages.iter().take(4) {
+            let (outage, late) = (outage_nanos / MILLISECOND, late_nanos / MILLISECOND);
+            writeln!(
+                f,
+                "    {outage:>6} ms  {} (the machine itself was {late} ms late)",
+                faults.join(", with ")
+            )?;
+        }
+        Ok(())
+    }
+
     /// The sum of all faults whose names begin so.
     fn faults_like(&self, beginning: &str) -> u64 {
         self.faults.iter().filter(|(name, _)| name.starts_with(beginning)).map(|(_, count)| count).sum()
@@ -128,27 +154,9 @@ impl fmt::Display for Summary {
         )?;
         writeln!(f, "  {:>9}  leaders observed", self.observed)?;
 
-        let mut outages: Vec<&Measured> = self.measured.iter().collect();
-        outages.sort_by_key(|measured| std::cmp::Reverse(measured.outage_nanos));
-        let ms = |at: usize| outages.get(at).map_or(0, |measured| measured.outage_nanos / MILLISECOND);
-        let late = outages.iter().filter(|measured| measured.outage_nanos > PROMISED_NANOS).count();
-        writeln!(
-            f,
-            "\n  outages after the end of {} faults (after the kill, where it was one node's alone)",
-            outages.len()
-        )?;
-        writeln!(f, "  {:>6} ms  longest", ms(0))?;
-        writeln!(f, "  {:>6} ms  one in a hundred is longer", ms(outages.len() / 100))?;
-        writeln!(f, "  {:>6} ms  median", ms(outages.len() / 2))?;
-        writeln!(f, "  {late:>9}  longer than the 2 s that are promised")?;
-        for Measured { faults, outage_nanos, late_nanos } in outages.iter().take(5) {
-            let (outage, late) = (outage_nanos / MILLISECOND, late_nanos / MILLISECOND);
-            writeln!(
-                f,
-                "    {outage:>6} ms  {} (the machine itself was {late} ms late)",
-                faults.join(", with ")
-            )?;
-        }
+        writeln!(f, "\n  outages after the end of a fault (after the kill, where it was one node's alone)")?;
+        self.tell_outages(f, "while a majority of the nodes ran on", true)?;
+        self.tell_outages(f, "after most nodes had to start again", false)?;
 
         writeln!(f, "\n  {} violations", self.violations())?;
         for (invariant, count) in &self.findings {
