@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// A command that ends the next one when the thread that started it ends, however it ends: a node that
 /// nobody looks after must not run on. Nothing where there is no such command.
 pub(crate) fn leash() -> Vec<String> {
@@ -56,7 +58,7 @@ pub(crate) struct Control(PathBuf);
 
 impl Control {
     pub(crate) fn new(path: PathBuf) -> Self {
-        fs::write(&path, [0; 24]).unwrap();
+        fs::write(&path, [0; 40]).unwrap();
         Self(path)
     }
 
@@ -75,6 +77,13 @@ impl Control {
 
     pub(crate) fn step_wall_clock(&self, offset_seconds: i64) {
         self.set(16, offset_seconds);
+    }
+
+    /// Lets the clock that leases are timed by run at another rate, which no real one does.
+    pub(crate) fn falsify_clock(&self, rate_permille: i64) {
+        let time = clock_gettime(ClockId::Monotonic);
+        self.set(24, time.tv_sec * 1_000_000_000 + time.tv_nsec);
+        self.set(32, rate_permille);
     }
 
     /// True if a process has loaded the shim.

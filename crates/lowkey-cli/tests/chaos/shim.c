@@ -1,6 +1,6 @@
-/* Faults that only a process's own C library can play without privileges: syncs that fail, and a wall
- * clock that jumps. Loaded into a node by LD_PRELOAD; a small file that the test maps as well says what is
- * to happen. Monotonic clocks are left alone: nobody's do jump. */
+/* Faults that only a process's own C library can play without privileges: syncs that fail, a wall clock
+ * that jumps, and a clock that runs too fast. Loaded into a node by LD_PRELOAD; a small file that the test
+ * writes says what is to happen. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,6 +16,9 @@ struct control {
     volatile int64_t loaded_by;
     volatile int64_t syncs_fail;
     volatile int64_t wall_clock_offset_seconds;
+    /* From this reading of the monotonic clock on it runs at this many thousandths of its rate. */
+    volatile int64_t fast_since_nanos;
+    volatile int64_t rate_permille;
 };
 
 static struct control none;
@@ -57,5 +60,14 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     int outcome = real ? real(clock, time) : (int)syscall(SYS_clock_gettime, clock, time);
     if (outcome == 0 && clock == CLOCK_REALTIME)
         time->tv_sec += control->wall_clock_offset_seconds;
+    if (outcome == 0 && clock == CLOCK_MONOTONIC && control->rate_permille) {
+        const int64_t second = 1000000000, since = control->fast_since_nanos;
+        int64_t nanos = (int64_t)time->tv_sec * second + time->tv_nsec;
+        if (nanos > since) {
+            nanos = since + (nanos - since) * control->rate_permille / 1000;
+            time->tv_sec = nanos / second;
+            time->tv_nsec = nanos % second;
+        }
+    }
     return outcome;
 }
