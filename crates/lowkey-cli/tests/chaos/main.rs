@@ -55,7 +55,8 @@ const HOLDERS: usize = 14;
 const LOCKERS: usize = 4;
 const CANDIDATES: usize = 3;
 const READERS: usize = 3;
-const PROBES: usize = 3;
+/// How long each probe takes a breath. The restless ones fill the log, so that there are snapshots.
+const PROBE_PAUSES_MS: &[u64] = &[40, 40, 40, 1, 1];
 /// Every watcher's prefix: those without one stand for the log.
 const WATCHED: &[&str] = &["", "", "", "jobs/", "tree/a"];
 
@@ -183,8 +184,9 @@ fn gather(runtime: &Runtime, stage: &Arc<Stage>, probes: &Arc<Probes>, seed: u64
         };
         crowd.spawn_on(observing, runtime);
     }
-    for number in 0..PROBES {
-        crowd.spawn_on(probe(Arc::clone(stage), Arc::clone(probes), number), runtime);
+    for (number, pause_ms) in PROBE_PAUSES_MS.iter().enumerate() {
+        let pause = Duration::from_millis(*pause_ms);
+        crowd.spawn_on(probe(Arc::clone(stage), Arc::clone(probes), number, pause), runtime);
     }
     crowd.spawn_on(holders::keep(Arc::clone(stage)), runtime);
     crowd

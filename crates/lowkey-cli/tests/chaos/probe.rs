@@ -16,7 +16,6 @@ use crate::history::{Answer, Asked, Call, MILLISECOND, Outcome, granted, lock_na
 use crate::stage::{Links, Stage, Told};
 
 const ATTEMPT: Duration = Duration::from_millis(300);
-const PAUSE: Duration = Duration::from_millis(40);
 
 /// How late is worth a note.
 const LATE_NANOS: u64 = 50 * MILLISECOND;
@@ -67,8 +66,8 @@ impl Probes {
     }
 }
 
-/// Probes until the run is over, at each node in turn.
-pub(crate) async fn probe(stage: Arc<Stage>, probes: Arc<Probes>, number: usize) {
+/// Probes until the run is over: at one node, and at the next when that does not answer.
+pub(crate) async fn probe(stage: Arc<Stage>, probes: Arc<Probes>, number: usize, pause: Duration) {
     let mut links = stage.links(number);
     for turn in 0_u64.. {
         if stage.is_over() {
@@ -79,7 +78,7 @@ pub(crate) async fn probe(stage: Arc<Stage>, probes: Arc<Probes>, number: usize)
         if once(&stage, &mut links, &owner).await.is_some() {
             probes.successes.lock().unwrap_or_else(PoisonError::into_inner).push((begun, now()));
         }
-        sleep(PAUSE).await;
+        sleep(pause).await;
     }
 }
 

@@ -158,21 +158,24 @@ impl Program {
     async fn work(&mut self, guard: &LockGuard, claim: &Claim) {
         let (from, token) = (now(), Token(guard.token()));
         let wanted_until = from + self.random.between(5, 1_500) * MILLISECOND;
-        let mut until = from;
+        let mut held_at = None;
         loop {
             let time = now();
             if !guard.is_held() {
                 break;
             }
-            until = time;
+            held_at = Some(time);
             if time >= wanted_until {
                 break;
             }
             self.stage.write(claim, token, &mut self.random, || guard.is_held());
             sleep(Duration::from_millis(self.random.between(5, 50))).await;
         }
-        let (owner, claim) = (self.owner.clone(), claim.clone());
-        self.stage.believed(Belief { owner, claim, token, from, until });
+        // A guard that says no at once was never acted on.
+        if let Some(until) = held_at {
+            let (owner, claim) = (self.owner.clone(), claim.clone());
+            self.stage.believed(Belief { owner, claim, token, from, until });
+        }
     }
 }
 
