@@ -7,24 +7,27 @@ use lowkey_core::{LeaseId, LockName, Mode, Scope};
 
 /// What a lease has or wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
-    pub(crate) lock: LockName,
+pub struct Claim {
+    /// The name.
+    pub lock: LockName,
     /// Nobody yet, if the lease is still to be made.
-    pub(crate) lease: Option<LeaseId>,
-    pub(crate) mode: Mode,
-    pub(crate) scope: Scope,
+    pub lease: Option<LeaseId>,
+    /// How.
+    pub mode: Mode,
+    /// How much.
+    pub scope: Scope,
 }
 
 impl Claim {
     /// True if it is a claim on this name, too.
-    pub(crate) fn covers(&self, name: &LockName) -> bool {
+    pub fn covers(&self, name: &LockName) -> bool {
         let mut segments = name.as_str().split('/');
         let is_at_or_above = self.lock.as_str().split('/').all(|segment| segments.next() == Some(segment));
         is_at_or_above && (self.scope == Scope::Subtree || segments.next().is_none())
     }
 
     /// True if the two cannot be held at the same time.
-    pub(crate) fn excludes(&self, other: &Self) -> bool {
+    pub fn excludes(&self, other: &Self) -> bool {
         let is_own = self.lease.is_some() && self.lease == other.lease;
         let both_share = self.mode == Mode::Shared && other.mode == Mode::Shared;
         !is_own && !both_share && (self.covers(&other.lock) || other.covers(&self.lock))

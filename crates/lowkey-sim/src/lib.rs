@@ -24,5 +24,13 @@ mod watcher;
 mod words;
 mod world;
 
+/// The checks that need nothing of a simulated world: tests of real processes judge their histories by
+/// these, too.
+pub mod judge {
+    pub use crate::claim::Claim;
+    pub use crate::invariants::{Check, Chronicle, Fencing, Held, LockAt, Tokens, Violation, Waiting, Write};
+    pub use crate::random::Random;
+}
+
 pub use invariants::Violation;
 pub use world::{Summary, run};

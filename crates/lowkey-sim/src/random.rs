@@ -2,10 +2,11 @@
 
 /// A seeded generator. The same seed gives the same numbers on every machine, for ever.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Begins with a seed.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -18,19 +19,19 @@ impl Random {
     }
 
     /// A number in `from..to`.
-    pub(crate) fn between(&mut self, from: u64, to: u64) -> u64 {
+    pub fn between(&mut self, from: u64, to: u64) -> u64 {
         debug_assert!(from < to);
         from + self.next() % (to - from)
     }
 
     /// True once in `one_in` times; never for 0.
-    pub(crate) fn one_in(&mut self, one_in: u64) -> bool {
+    pub fn one_in(&mut self, one_in: u64) -> bool {
         one_in != 0 && self.next().is_multiple_of(one_in)
     }
 
     /// An exponentially distributed span with this mean: how long until something happens that
     /// happens so often.
-    pub(crate) fn span(&mut self, mean: u64) -> u64 {
+    pub fn span(&mut self, mean: u64) -> u64 {
         // The logarithm of a uniform number, by its leading zeros and a linear rest: no floats, so
         // that every machine agrees.
         let draw = self.next() | 1;
@@ -41,7 +42,8 @@ impl Random {
         (mean / 256).max(1).saturating_mul(scaled)
     }
 
-    pub(crate) fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+    /// One of some; there must be one.
+    pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         let at = self.next() % choices.len() as u64;
         &choices[at as usize]
     }

@@ -407,7 +407,8 @@ impl World {
 
     /// A write reaches the protected resource now; true if it is accepted.
     pub(crate) fn write(&mut self, write: &Write) -> Result<bool, Violation> {
-        self.fencing.write(write, &self.tokens)
+        self.tokens.told(&write.lock, write.token)?;
+        Ok(self.fencing.write(write))
     }
 
     /// True if a machine's snapshot is on its way to the disk.

@@ -175,8 +175,17 @@ impl Node {
 
     /// Waits until the process has ended.
     pub(crate) fn wait_exit(&mut self) -> ExitStatus {
-        let mut child = self.child.take().expect("the node runs");
-        eventually(&format!("{} ends", self.name), || child.try_wait().unwrap())
+        assert!(self.runs(), "{} runs", self.name);
+        eventually(&format!("{} ends", self.name.clone()), || self.has_ended())
+    }
+
+    /// How the process ended, if it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+        let ended = self.child.as_mut()?.try_wait().unwrap();
+        if ended.is_some() {
+            self.child = None;
+        }
+        ended
     }
 
     pub(crate) fn log_text(&self) -> String {

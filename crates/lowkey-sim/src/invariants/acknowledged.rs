@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use lowkey_core::{Command, InTheWay, LockName, Refusal, Reply, RequestId, Token};
 use lowkey_replica::{Failure, Request, Response};
 
-use super::ledger::Held;
+use super::chronicle::Held;
 use super::{Check, Committed, Ledger, Violation, reads};
 use crate::claim::Claim;
 use crate::client::{Operation, command_of};
@@ -54,9 +54,8 @@ impl Acknowledged {
                     self.freed.insert(*token, committed.index);
                 }
                 Event::WaitEnded { ticket, end: WaitEnd::Cancelled { .. } } => {
-                    let waiting = ledger.waiters.iter().find(|waiting| waiting.ticket == *ticket);
-                    if let Some(waiting) = waiting {
-                        self.cancelled.entry(waiting.request.clone()).or_default().push(committed.index);
+                    if let Some(place) = ledger.place(*ticket) {
+                        self.cancelled.entry(place.request.clone()).or_default().push(committed.index);
                     }
                 }
                 _ => {}
@@ -208,7 +207,7 @@ impl Case<'_> {
                 ever(&|revision| {
                     self.holds(&in_the_way.held, in_the_way.holder.token, revision)
                         && ledger.at(lock, revision).waiters.len() == in_the_way.waiters
-                        && self.is_blocked(&claim, revision)
+                        && ledger.is_blocked(&claim, revision)
                 })
             }
             (Refusal::LockHeld { .. }, _) => false,
@@ -243,13 +242,5 @@ impl Case<'_> {
                 _,
             ) => false,
         }
-    }
-
-    /// True if a claim could not have been granted at a revision.
-    fn is_blocked(&self, claim: &Claim, revision: u64) -> bool {
-        self.ledger.all_at(revision).any(|(_, at)| {
-            at.holders.iter().any(|held| held.claim().excludes(claim))
-                || at.waiters.iter().any(|waiting| waiting.claim().excludes(claim))
-        })
     }
 }

@@ -8,50 +8,54 @@ use std::collections::BTreeMap;
 
 use lowkey_core::{LeaseId, LockName, Mode, Token};
 
-use super::{Check, Tokens, broken};
+use super::{Check, broken};
 
 /// A write to a protected resource.
 #[derive(Clone, Debug)]
-pub(crate) struct Write {
+pub struct Write {
     /// The resource, by the name that protects it.
-    pub(crate) to: LockName,
+    pub to: LockName,
     /// The lock whose token comes with it.
-    pub(crate) lock: LockName,
-    pub(crate) lease: LeaseId,
-    pub(crate) token: Token,
-    pub(crate) mode: Mode,
+    pub lock: LockName,
+    /// The lease that holds it.
+    pub lease: LeaseId,
+    /// That token.
+    pub token: Token,
+    /// How the lock is held.
+    pub mode: Mode,
 }
 
 /// The protected resources: one register a name.
 #[derive(Default)]
-pub(crate) struct Fencing {
+pub struct Fencing {
     /// The highest exclusive token, and the lease that it came with.
     highest: BTreeMap<LockName, (Token, LeaseId)>,
-    pub(crate) accepted: u64,
-    pub(crate) refused: u64,
+    /// Writes that were accepted.
+    pub accepted: u64,
+    /// Writes that were refused.
+    pub refused: u64,
 }
 
 impl Fencing {
     /// A write arrives, however late; true if it is accepted.
-    pub(crate) fn write(&mut self, write: &Write, tokens: &Tokens) -> Result<bool, super::Violation> {
-        tokens.told(&write.lock, write.token)?;
+    pub fn write(&mut self, write: &Write) -> bool {
         let highest = self.highest.get(&write.to).map(|(token, _)| *token);
         if highest.is_some_and(|highest| write.token < highest) {
             self.refused += 1;
-            return Ok(false);
+            return false;
         }
         if write.mode == Mode::Exclusive {
             self.highest.insert(write.to.clone(), (write.token, write.lease));
         }
         self.accepted += 1;
-        Ok(true)
+        true
     }
 
     /// A client that believes to hold a lock writes at once: then its write must not be refused, unless
     /// it was the same lease that came with a later grant of its own.
-    pub(crate) fn write_in_belief(&mut self, write: &Write, tokens: &Tokens) -> Check {
+    pub fn write_in_belief(&mut self, write: &Write) -> Check {
         let by = self.highest.get(&write.to).map(|(_, lease)| *lease);
-        if self.write(write, tokens)? || by == Some(write.lease) {
+        if self.write(write) || by == Some(write.lease) {
             return Ok(());
         }
         let Write { to, token, .. } = write;

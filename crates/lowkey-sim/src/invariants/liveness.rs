@@ -1,6 +1,7 @@
 //! When faults stop, a leader emerges, service resumes, every live waiter progresses, and no caller is left
 //! without an answer (design, section 8, point 11).
 
+use super::chronicle::Waiting;
 use super::{Check, Ledger, broken};
 use crate::client::Client;
 use crate::node::Node;
@@ -29,8 +30,9 @@ impl Liveness {
 
     /// Nobody waits for ever: neither in a queue nor for an answer.
     pub(crate) fn nobody_is_forgotten(nodes: &[Node], ledger: &Ledger, now: u64) -> Check {
-        if let Some(waiting) = ledger.waiters.iter().find(|waiting| now - waiting.since > PLACE_NANOS) {
-            let ms = (now - waiting.since) / MILLISECOND;
+        let since = |waiting: &Waiting| ledger.place(waiting.ticket).map_or(now, |place| place.since);
+        if let Some(waiting) = ledger.waiters().iter().find(|waiting| now - since(waiting) > PLACE_NANOS) {
+            let ms = (now - since(waiting)) / MILLISECOND;
             return broken(NAME, format!("{} has waited for {} for {ms} ms", waiting.owner, waiting.lock));
         }
         for (node, process) in nodes.iter().filter_map(|node| Some((node, node.process.as_ref()?))) {

@@ -5,6 +5,7 @@
 
 mod acknowledged;
 mod agreement;
+mod chronicle;
 mod elections;
 mod expiry;
 mod fencing;
@@ -21,15 +22,16 @@ mod watches;
 
 pub(crate) use acknowledged::Acknowledged;
 pub(crate) use agreement::{Agreement, Committed};
+pub use chronicle::{Chronicle, Held, LockAt, Waiting};
 pub(crate) use elections::{Elections, one_leader};
 pub(crate) use expiry::Expiry;
-pub(crate) use fencing::{Fencing, Write};
+pub use fencing::{Fencing, Write};
 pub(crate) use ledger::Ledger;
 pub(crate) use liveness::Liveness;
 pub(crate) use members::{as_registered, no_leader_drops_itself};
 pub(crate) use mutual_exclusion::mutual_exclusion;
 pub(crate) use requests::Requests;
-pub(crate) use tokens::Tokens;
+pub use tokens::Tokens;
 pub(crate) use waits::Waits;
 pub(crate) use watches::Watches;
 
@@ -43,7 +45,7 @@ pub struct Violation {
 }
 
 /// Ok, or what was broken.
-pub(crate) type Check = Result<(), Violation>;
+pub type Check = Result<(), Violation>;
 
 pub(crate) fn broken(invariant: &'static str, what: impl Into<String>) -> Check {
     Err(Violation { invariant, what: what.into() })

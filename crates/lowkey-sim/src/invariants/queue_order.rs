@@ -6,13 +6,13 @@
 
 use lowkey_core::{Command, Mode, Reply, Scope};
 
-use super::ledger::{Held, Ledger, Waiting};
-use super::{Check, Committed, broken};
+use super::chronicle::{Chronicle, Held, Waiting};
+use super::{Check, Committed, Ledger, broken};
 
 pub(crate) const NAME: &str = "queue order";
 
 /// A lock is granted: nobody who holds excludes it, and nobody who has waited for longer.
-pub(super) fn may_be_granted(ledger: &Ledger, granted: &Held) -> Check {
+pub(super) fn may_be_granted(ledger: &Chronicle, granted: &Held) -> Check {
     let claim = granted.claim();
     if let Some(rival) = ledger.holders.iter().find(|held| held.claim().excludes(&claim)) {
         return broken(
@@ -46,10 +46,16 @@ pub(super) fn may_be_granted(ledger: &Ledger, granted: &Held) -> Check {
             ),
         );
     }
-    if ledger.leases.get(&granted.lease).is_none_or(|(_, ended)| ended.is_some()) {
-        return broken(NAME, format!("{} is granted to lease {}, which is gone", claim.lock, granted.lease));
-    }
     Ok(())
+}
+
+/// A lock is granted to a lease that lives.
+pub(super) fn has_lease(ledger: &Ledger, granted: &Held) -> Check {
+    let Held { lock, lease, .. } = granted;
+    match ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_some()) {
+        true => broken(NAME, format!("{lock} is granted to lease {lease}, which is gone")),
+        false => Ok(()),
+    }
 }
 
 /// A grant ends. R10: never because a wait was cancelled.
@@ -82,8 +88,8 @@ pub(super) fn may_end(ledger: &Ledger, committed: &Committed, ended: &Waiting, g
     }
 }
 
-/// After an entry: whoever still waits has to, and has a lease to wait with.
-pub(super) fn is_settled(ledger: &Ledger, committed: &Committed) -> Check {
+/// After an entry: whoever still waits has to.
+pub(super) fn is_settled(ledger: &Chronicle, revision: u64) -> Check {
     for (at, waiting) in ledger.waiters.iter().enumerate() {
         let claim = waiting.claim();
         let by_holder = ledger.holders.iter().any(|held| held.claim().excludes(&claim));
@@ -91,10 +97,15 @@ pub(super) fn is_settled(ledger: &Ledger, committed: &Committed) -> Check {
         if !by_holder && !by_waiter() {
             return broken(
                 NAME,
-                format!("after entry {} {} waits for {} in vain", committed.index, waiting.owner, claim.lock),
+                format!("after entry {revision} {} waits for {} in vain", waiting.owner, claim.lock),
             );
         }
     }
+    Ok(())
+}
+
+/// After an entry: whoever holds or waits has a lease to do so with.
+pub(super) fn has_leases(ledger: &Ledger) -> Check {
     let leases = ledger.holders.iter().map(|held| held.lease);
     let mut leases = leases.chain(ledger.waiters.iter().map(|waiting| waiting.lease));
     match leases.find(|lease| ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_some())) {

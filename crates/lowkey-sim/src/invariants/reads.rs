@@ -1,10 +1,10 @@
 //! What a read says is what the log says at its revision (design, section 8, point 8).
 
-use lowkey_core::{Holder, LockName, LockView};
+use lowkey_core::{Holder, LockName};
 use lowkey_replica::{Query, Response};
 
 use super::Ledger;
-use super::ledger::{Held, LockAt};
+use super::chronicle::{Held, is_holder};
 
 /// Holders and waiters that a read of one lock tells, and of each lock in a list.
 const SHOWN_OF_ONE: usize = 1_000;
@@ -14,7 +14,7 @@ const SHOWN_OF_MANY: usize = 10;
 pub(super) fn check(ledger: &Ledger, query: &Query, response: &Response) -> Result<u64, String> {
     let (so, revision) = match (query, response) {
         (Query::Lock { lock }, Response::Lock { lock: view, revision }) => {
-            (*lock == view.lock && is_view(view, ledger.at(lock, *revision), SHOWN_OF_ONE), revision)
+            (*lock == view.lock && ledger.at(lock, *revision).is_told_as(view, SHOWN_OF_ONE), revision)
         }
         (Query::Locks { prefix, after, count_max }, Response::Locks { locks, more, revision }) => {
             let wanted = |lock: &LockName| {
@@ -25,7 +25,7 @@ pub(super) fn check(ledger: &Ledger, query: &Query, response: &Response) -> Resu
                 && locks
                     .iter()
                     .zip(&all)
-                    .all(|(view, (lock, at))| view.lock == **lock && is_view(view, at, SHOWN_OF_MANY));
+                    .all(|(view, (lock, at))| view.lock == **lock && at.is_told_as(view, SHOWN_OF_MANY));
             (same && *more == (all.len() > *count_max), revision)
         }
         (Query::Token { lock, token }, Response::Token { current, other, revision }) => {
@@ -45,20 +45,4 @@ pub(super) fn check(ledger: &Ledger, query: &Query, response: &Response) -> Resu
         true => Ok(*revision),
         false => Err(format!("{query:?} was read as {response:?}; the log does not say so")),
     }
-}
-
-fn is_view(view: &LockView, at: &LockAt, shown_max: usize) -> bool {
-    let holders = view.holders.len() == at.holders.len().min(shown_max)
-        && view.holders.iter().zip(&at.holders).all(|(told, known)| is_holder(told, known));
-    let waiters = view.waiters.len() == at.waiters.len().min(shown_max)
-        && view.waiters.iter().zip(&at.waiters).all(|(told, known)| {
-            (&told.owner, told.lease, told.mode, told.scope)
-                == (&known.owner, known.lease, known.mode, known.scope)
-        });
-    holders && waiters && view.holder_count == at.holders.len() && view.waiter_count == at.waiters.len()
-}
-
-fn is_holder(told: &Holder, known: &Held) -> bool {
-    (&told.owner, told.lease, told.token, told.mode, told.scope, &told.value)
-        == (&known.owner, known.lease, known.token, known.mode, known.scope, &known.value)
 }

@@ -9,8 +9,9 @@ use super::{Agreement, Check, Committed, broken};
 
 const NAME: &str = "tokens";
 
+/// Every token that was ever granted.
 #[derive(Default)]
-pub(crate) struct Tokens {
+pub struct Tokens {
     highest: u64,
     granted: BTreeMap<u64, LockName>,
 }
@@ -32,17 +33,23 @@ impl Tokens {
             if *kind != ChangeKind::Acquired {
                 continue;
             }
-            if token.0 <= self.highest {
-                return broken(NAME, format!("token {token} was granted after {}", self.highest));
-            }
-            self.highest = token.0;
-            self.granted.insert(token.0, lock.clone());
+            self.granted(lock, *token)?;
         }
         Ok(())
     }
 
+    /// There is a new grant, later than all that were told before.
+    pub fn granted(&mut self, lock: &LockName, token: Token) -> Check {
+        if token.0 <= self.highest {
+            return broken(NAME, format!("token {token} of {lock} was granted after {}", self.highest));
+        }
+        self.highest = token.0;
+        self.granted.insert(token.0, lock.clone());
+        Ok(())
+    }
+
     /// A client was told of a grant.
-    pub(crate) fn told(&self, lock: &LockName, token: Token) -> Check {
+    pub fn told(&self, lock: &LockName, token: Token) -> Check {
         match self.granted.get(&token.0) {
             Some(known) if known == lock => Ok(()),
             Some(known) => broken(NAME, format!("token {token} was told for {lock}, but is of {known}")),

@@ -362,12 +362,12 @@ impl Script {
 
     /// Who waits for the lock, by the log, first come first.
     pub(super) fn waiters(&self) -> Vec<&str> {
-        self.world.ledger.waiters.iter().map(|waiting| waiting.owner.as_str()).collect()
+        self.world.ledger.waiters().iter().map(|waiting| waiting.owner.as_str()).collect()
     }
 
     /// Who holds the lock, by the log, and what it shows.
     pub(super) fn holder(&self) -> Option<(&str, &str, Token)> {
-        let held = self.world.ledger.holders.first()?;
+        let held = self.world.ledger.holders().first()?;
         Some((held.owner.as_str(), held.value.as_str(), held.token))
     }
 

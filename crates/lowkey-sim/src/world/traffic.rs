@@ -226,7 +226,8 @@ impl World {
         let lease = claim.lease.expect("whoever believes has a lease");
         let write = Write { to, lock: hold.lock.clone(), lease, token: hold.token, mode: hold.mode };
         if self.random.one_in(2) {
-            return self.fencing.write_in_belief(&write, &self.tokens);
+            self.tokens.told(&write.lock, write.token)?;
+            return self.fencing.write_in_belief(&write);
         }
         let at = self.now + self.delay() * self.random.between(1, 100);
         self.schedule(at, Event::Write(write));

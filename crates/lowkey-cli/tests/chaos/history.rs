@@ -1,0 +1,238 @@
+//! What the clients of a run asked, were told, believed and saw, by one clock.
+//!
+//! Nothing here judges. Times are readings of the clock that validity is counted by, in nanoseconds:
+//! one process plays all clients, so that their beliefs can be compared.
+
+use std::collections::BTreeMap;
+
+use lowkey_api::v1::{AcquireLockResponse, GetLockResponse, LockHolder, WatchEvent};
+use lowkey_api::{ApiError, Position};
+use lowkey_core::{Holder, LeaseId, LockName, LockView, Mode, OwnerId, Scope, Token, Value, Waiter};
+use lowkey_sim::judge::{Claim, Violation};
+use rustix::time::{ClockId, clock_gettime};
+
+pub(crate) const MILLISECOND: u64 = 1_000_000;
+pub(crate) const SECOND: u64 = 1_000 * MILLISECOND;
+
+/// Now, on the clock that also runs during suspend (R6).
+pub(crate) fn now() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    u64::try_from(time.tv_sec).unwrap() * SECOND + u64::try_from(time.tv_nsec).unwrap()
+}
+
+/// What a client asked for.
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    Lease,
+    Acquire {
+        claim: Claim,
+    },
+    Release {
+        lock: LockName,
+        token: Token,
+    },
+    /// A release that names the acquire.
+    GiveUp {
+        lock: LockName,
+    },
+    Revoke {
+        lease: LeaseId,
+    },
+    Renew,
+    Get {
+        lock: LockName,
+        stale: bool,
+    },
+    List {
+        prefix: String,
+        stale: bool,
+    },
+}
+
+impl Asked {
+    /// What the table calls it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Lease => "create lease",
+            Self::Acquire { .. } => "acquire",
+            Self::Release { .. } => "release",
+            Self::GiveUp { .. } => "give up",
+            Self::Revoke { .. } => "revoke",
+            Self::Renew => "renew",
+            Self::Get { stale: false, .. } => "get",
+            Self::Get { stale: true, .. } => "get, stale",
+            Self::List { stale: false, .. } => "list",
+            Self::List { stale: true, .. } => "list, stale",
+        }
+    }
+
+    pub(crate) fn lock(&self) -> Option<&LockName> {
+        match self {
+            Self::Acquire { claim } => Some(&claim.lock),
+            Self::Release { lock, .. } | Self::GiveUp { lock } | Self::Get { lock, .. } => Some(lock),
+            _ => None,
+        }
+    }
+}
+
+/// A good answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Granted {
+        token: Token,
+        lease: LeaseId,
+        revision: u64,
+        waited_ms: u64,
+    },
+    Lock {
+        view: LockView,
+        revision: u64,
+    },
+    Locks {
+        views: Vec<LockView>,
+        revision: u64,
+    },
+    /// It was done, and there is nothing more to say.
+    Done,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    Yes(Answer),
+    No(ApiError),
+    /// No answer that says what was done, for as long as the client cared.
+    Unknown(String),
+}
+
+/// One call, with all its attempts.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) owner: String,
+    /// Empty for what takes none.
+    pub(crate) request: String,
+    pub(crate) asked: Asked,
+    /// Before the first attempt was sent.
+    pub(crate) invoked: u64,
+    pub(crate) ended: u64,
+    pub(crate) outcome: Outcome,
+    /// A request that had been answered was sent once more.
+    pub(crate) again: bool,
+    /// Until when the client counted on its lease when the answer came.
+    pub(crate) counted_on_until: Option<u64>,
+}
+
+/// A time in which a client could act as holder.
+#[derive(Clone, Debug)]
+pub(crate) struct Belief {
+    pub(crate) owner: String,
+    pub(crate) claim: Claim,
+    pub(crate) token: Token,
+    pub(crate) from: u64,
+    pub(crate) until: u64,
+}
+
+/// What one watcher saw, over all its streams.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) prefix: String,
+    /// When, and what; signs of life are left out.
+    pub(crate) events: Vec<(u64, WatchEvent)>,
+    /// Streams that it had.
+    pub(crate) streams: u64,
+    pub(crate) compacted: u64,
+}
+
+/// What an observer of the election was told.
+#[derive(Clone, Debug)]
+pub(crate) struct Observed {
+    pub(crate) observer: usize,
+    pub(crate) leader: Option<(OwnerId, Token, Value)>,
+    pub(crate) revision: u64,
+}
+
+/// A node's state when all was quiet.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Final {
+    pub(crate) node: String,
+    pub(crate) revision: u64,
+    pub(crate) locks: Vec<LockView>,
+    /// Leases, locks, waiters and the token counter, as the node counts them.
+    pub(crate) counts: (i32, i32, i32, u64),
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    pub(crate) calls: Vec<Call>,
+    pub(crate) beliefs: Vec<Belief>,
+    pub(crate) watched: Vec<Watched>,
+    pub(crate) observed: Vec<Observed>,
+    pub(crate) finals: Vec<Final>,
+    /// The election's name: what the observers watch.
+    pub(crate) election: Option<LockName>,
+    /// What was found while it happened, and when.
+    pub(crate) found: Vec<(u64, Violation)>,
+    pub(crate) writes: BTreeMap<&'static str, u64>,
+}
+
+pub(crate) fn lock_name(text: &str) -> LockName {
+    LockName::parse(text).unwrap_or_else(|_| panic!("{text:?} is a lock name"))
+}
+
+pub(crate) fn mode(number: i32) -> Mode {
+    if number == lowkey_api::v1::Mode::Shared as i32 { Mode::Shared } else { Mode::Exclusive }
+}
+
+pub(crate) fn scope(number: i32) -> Scope {
+    if number == lowkey_api::v1::Scope::Subtree as i32 { Scope::Subtree } else { Scope::Name }
+}
+
+pub(crate) fn owner(text: &str) -> OwnerId {
+    OwnerId::parse(text).unwrap_or_else(|_| panic!("{text:?} is an owner"))
+}
+
+pub(crate) fn value(text: &str) -> Value {
+    Value::parse(text).unwrap_or_else(|_| panic!("{text:?} is a value"))
+}
+
+pub(crate) fn position(event: &WatchEvent) -> Position {
+    Position { revision: event.revision, ordinal: event.ordinal }
+}
+
+pub(crate) fn granted(response: &AcquireLockResponse) -> Answer {
+    Answer::Granted {
+        token: Token(response.fencing_token),
+        lease: LeaseId(response.lease_id),
+        revision: response.revision,
+        waited_ms: u64::try_from(response.waited_ms).unwrap_or(u64::MAX),
+    }
+}
+
+fn holder(told: &LockHolder) -> Holder {
+    Holder {
+        owner: owner(&told.owner_id),
+        lease: LeaseId(told.lease_id),
+        token: Token(told.fencing_token),
+        mode: mode(told.mode),
+        scope: scope(told.scope),
+        value: value(&told.value),
+        since_unix_ms: 0,
+    }
+}
+
+/// What a read says of a lock, without what is for display only.
+pub(crate) fn view(told: &GetLockResponse) -> LockView {
+    let waiters = told.waiters.iter().map(|waiter| Waiter {
+        owner: owner(&waiter.owner_id),
+        lease: LeaseId(waiter.lease_id),
+        mode: mode(waiter.mode),
+        scope: scope(waiter.scope),
+    });
+    LockView {
+        lock: lock_name(&told.lock_name),
+        holders: told.holders.iter().map(holder).collect(),
+        holder_count: told.holder_count as usize,
+        waiters: waiters.collect(),
+        waiter_count: told.waiter_count as usize,
+    }
+}

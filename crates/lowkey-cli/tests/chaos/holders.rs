@@ -1,0 +1,492 @@
+//! Clients that contend for locks over plain gRPC. They count their validity as R6 and R7 say, write to
+//! the protected resources while they believe, renew, and end in every way that a client can end: by a
+//! release, by revoking the lease, by silence, or by letting the lease lapse.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lowkey_api::Reason;
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::{
+    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, ReleaseLockRequest, RenewLeaseRequest,
+    RevokeLeaseRequest,
+};
+use lowkey_api::validity::Validity;
+use lowkey_core::{LeaseId, LockName, Mode, Scope, Token};
+use lowkey_sim::judge::{Claim, Random};
+use tokio::time::sleep;
+use tonic::transport::Channel;
+
+use crate::history::{Answer, Asked, Belief, Call, MILLISECOND, Outcome, SECOND, granted, lock_name, now};
+use crate::stage::{ATTEMPT, Links, NAMES, Stage, Told};
+
+/// How long one attempt of a call that waits may take: then another node is asked, with the same id.
+const WAITING_ATTEMPT: Duration = Duration::from_millis(1_500);
+const RENEWAL_ATTEMPT: Duration = Duration::from_millis(300);
+
+struct Lease {
+    id: u64,
+    ttl_seconds: i64,
+    validity: Validity,
+}
+
+/// One life of a client, under a name of its own.
+struct Holder {
+    stage: Arc<Stage>,
+    random: Random,
+    links: Links,
+    owner: String,
+    requests: u64,
+    /// Nothing if every acquire makes its own.
+    lease: Option<Lease>,
+}
+
+/// What a client wants to hold.
+#[derive(Clone)]
+struct Wish {
+    lock: LockName,
+    mode: Mode,
+    scope: Scope,
+    wait_ms: i64,
+}
+
+/// How a hold ended.
+enum End {
+    /// It was held for as long as it was wanted.
+    Wanted,
+    /// The client's own count ran out, or the lease is gone.
+    Lost,
+}
+
+/// One life after another until the run is over.
+pub(crate) async fn hold_and_release(stage: Arc<Stage>, number: usize, seed: u64) {
+    let mut random = Random::new(seed);
+    for life in 0.. {
+        if stage.is_over() {
+            return;
+        }
+        let mut links = stage.links(number);
+        links.move_anywhere(&mut random);
+        let owner = format!("h{number}-{life}");
+        let seed = random.between(0, u64::MAX);
+        let stage = Arc::clone(&stage);
+        let mut holder = Holder { stage, random: Random::new(seed), links, owner, requests: 0, lease: None };
+        holder.live().await;
+        sleep(Duration::from_millis(random.between(5, 150))).await;
+    }
+}
+
+/// Takes one lock after the other with one long lease, and keeps them all: what was acknowledged must be
+/// there at the end.
+pub(crate) async fn keep(stage: Arc<Stage>) {
+    let links = stage.links(0);
+    let owner = "keeper".to_owned();
+    let mut keeper = Holder { stage, random: Random::new(0), links, owner, requests: 0, lease: None };
+    while keeper.lease.is_none() && !keeper.stage.is_over() {
+        keeper.make_lease(600).await;
+    }
+    let mut beliefs = Vec::new();
+    for number in 0.. {
+        if keeper.stage.is_over() || keeper.lease.is_none() {
+            break;
+        }
+        let lock = lock_name(&format!("kept/{number}"));
+        let wish = Wish { lock, mode: Mode::Exclusive, scope: Scope::Name, wait_ms: 0 };
+        let request = keeper.request(&wish);
+        if let Some((grant, claim)) = keeper.acquire(&wish, &request, Duration::from_secs(60)).await {
+            beliefs.push((claim, grant.fencing_token, now()));
+        }
+        sleep(Duration::from_millis(700)).await;
+    }
+    for (claim, token, from) in beliefs {
+        let until = now();
+        let (owner, token) = (keeper.owner.clone(), Token(token));
+        keeper.stage.believed(Belief { owner, claim, token, from, until });
+    }
+}
+
+impl Holder {
+    fn next_request(&mut self) -> String {
+        self.requests += 1;
+        format!("{}-{}", self.owner, self.requests)
+    }
+
+    fn told(&self, request: &str, asked: Asked, invoked: u64, outcome: Outcome) {
+        let counted_on_until = self.lease.as_ref().map(|lease| lease.validity.until_nanos());
+        self.record(request, asked, invoked, outcome, false, counted_on_until);
+    }
+
+    fn record(
+        &self,
+        request: &str,
+        asked: Asked,
+        invoked: u64,
+        outcome: Outcome,
+        again: bool,
+        counted_on_until: Option<u64>,
+    ) {
+        let (owner, request, ended) = (self.owner.clone(), request.to_owned(), now());
+        self.stage.record(Call { owner, request, asked, invoked, ended, outcome, again, counted_on_until });
+    }
+
+    async fn live(&mut self) {
+        // Half of them make a lease first, and hold several locks with it one after the other.
+        let rounds = self.random.between(1, 5);
+        if self.random.one_in(2) {
+            let ttl_seconds = self.random.between(1, 4) as i64;
+            self.make_lease(ttl_seconds).await;
+            if self.lease.is_none() {
+                return;
+            }
+        }
+        for _ in 0..rounds {
+            if self.stage.is_over() || !self.round().await {
+                return;
+            }
+        }
+    }
+
+    async fn make_lease(&mut self, ttl_seconds: i64) {
+        let request_id = self.next_request();
+        let owner_id = self.owner.clone();
+        let request = CreateLeaseRequest { owner_id, ttl_seconds, request_id: request_id.clone() };
+        let invoked = now();
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.create_lease(request).await }
+        };
+        let outcome = match self.links.insist(Duration::from_secs(3), ATTEMPT, call).await {
+            Told::Yes(made) => {
+                let validity = Validity::made(invoked, made.ttl_seconds);
+                self.lease = Some(Lease { id: made.lease_id, ttl_seconds, validity });
+                Outcome::Yes(Answer::Done)
+            }
+            Told::No(error) => Outcome::No(error),
+            Told::Nothing(why) => Outcome::Unknown(why),
+        };
+        self.told(&request_id, Asked::Lease, invoked, outcome);
+    }
+
+    fn wish(&mut self) -> Wish {
+        let name = *self.random.pick(NAMES);
+        let is_shared = if name == "shared" { !self.random.one_in(3) } else { self.random.one_in(5) };
+        let is_subtree = name.starts_with("tree") && self.random.one_in(3);
+        Wish {
+            lock: lock_name(name),
+            mode: if is_shared { Mode::Shared } else { Mode::Exclusive },
+            scope: if is_subtree { Scope::Subtree } else { Scope::Name },
+            wait_ms: *self.random.pick(&[0, 0, 200, 2_000, 2_000, 6_000]),
+        }
+    }
+
+    fn request(&mut self, wish: &Wish) -> AcquireLockRequest {
+        let request_id = self.next_request();
+        AcquireLockRequest {
+            lock_name: wish.lock.as_str().to_owned(),
+            owner_id: self.owner.clone(),
+            lease_id: self.lease.as_ref().map_or(0, |lease| lease.id),
+            ttl_seconds: if self.lease.is_some() { 0 } else { self.random.between(1, 4) as i64 },
+            wait_ms: wish.wait_ms,
+            mode: match wish.mode {
+                Mode::Exclusive => lowkey_api::v1::Mode::Exclusive,
+                Mode::Shared => lowkey_api::v1::Mode::Shared,
+            }
+            .into(),
+            scope: match wish.scope {
+                Scope::Name => lowkey_api::v1::Scope::Name,
+                Scope::Subtree => lowkey_api::v1::Scope::Subtree,
+            }
+            .into(),
+            // What a grant shows tells which request it answers.
+            value: request_id.clone(),
+            request_id,
+        }
+    }
+
+    /// Acquires, holds, ends; false if this was the life's last.
+    async fn round(&mut self) -> bool {
+        let wish = self.wish();
+        let request = self.request(&wish);
+        let makes_lease = self.lease.is_none();
+        // Some lose patience before their wait ends.
+        let patience_ms = match self.random.one_in(5) {
+            true => self.random.between(50, 1_500),
+            false => wish.wait_ms as u64 + 4_000,
+        };
+        let first_sent = now();
+        let patience = Duration::from_millis(patience_ms);
+        let Some((grant, claim)) = self.acquire(&wish, &request, patience).await else {
+            return !makes_lease && self.lease.as_ref().is_some_and(|lease| lease.validity.holds_at(now()));
+        };
+        if makes_lease {
+            let waited = u64::try_from(grant.waited_ms).unwrap_or(0) * MILLISECOND;
+            let validity = Validity::made(first_sent + waited / 10 * 9, grant.lease_ttl_seconds);
+            self.lease = Some(Lease { id: grant.lease_id, ttl_seconds: grant.lease_ttl_seconds, validity });
+        }
+        let goes_on = self.hold(&grant, &claim).await;
+        if self.random.one_in(4) {
+            self.repeat(&request, &claim).await;
+        }
+        if makes_lease {
+            self.lease = None;
+        }
+        goes_on
+    }
+
+    /// Asks until it is granted or refused. Who loses patience says so, or leaves without a word.
+    async fn acquire(
+        &mut self,
+        wish: &Wish,
+        request: &AcquireLockRequest,
+        patience: Duration,
+    ) -> Option<(AcquireLockResponse, Claim)> {
+        let lease = self.lease.as_ref().map(|lease| LeaseId(lease.id));
+        let mut claim = Claim { lock: wish.lock.clone(), lease, mode: wish.mode, scope: wish.scope };
+        let invoked = now();
+        let attempt = if wish.wait_ms > 0 { WAITING_ATTEMPT } else { ATTEMPT };
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.acquire_lock(request).await }
+        };
+        // Now and then the same request is on its way to two nodes at once.
+        let twin = self.random.one_in(8).then(|| {
+            let mut links = self.links.clone();
+            links.move_on();
+            let request = request.clone();
+            tokio::spawn(async move {
+                let call = |mut client: LockServiceClient<Channel>| {
+                    let request = request.clone();
+                    async move { client.acquire_lock(request).await }
+                };
+                links.insist(patience, attempt, call).await
+            })
+        });
+        let told = self.links.insist(patience, attempt, call).await;
+        // A copy that somebody holds back may still have an effect after a refusal.
+        let has_copies = twin.is_some() || self.links.attempts > 1 || wish.wait_ms > 0;
+        let asked = Asked::Acquire { claim: claim.clone() };
+        if let Some(twin) = twin
+            && let Ok(Told::Yes(second)) = twin.await
+        {
+            // Both must have been told of the same grant: a request has one.
+            let outcome = Outcome::Yes(granted(&second));
+            self.told(&request.request_id, asked.clone(), invoked, outcome);
+        }
+        match told {
+            Told::Yes(grant) => {
+                self.told(&request.request_id, asked, invoked, Outcome::Yes(granted(&grant)));
+                claim.lease = Some(LeaseId(grant.lease_id));
+                return Some((grant, claim));
+            }
+            Told::No(error) => {
+                let is_gone = error.reason == Reason::LeaseNotFound;
+                self.told(&request.request_id, asked, invoked, Outcome::No(error));
+                if is_gone || has_copies {
+                    self.lease = None;
+                }
+            }
+            Told::Nothing(why) => {
+                self.told(&request.request_id, asked, invoked, Outcome::Unknown(why));
+                if !self.random.one_in(3) {
+                    self.give_up(wish, request).await;
+                }
+                // What became of it is not certain: whoever goes on does so with another lease.
+                self.lease = None;
+            }
+        }
+        None
+    }
+
+    /// R10: ends the wait, or the grant, whichever there is.
+    async fn give_up(&mut self, wish: &Wish, acquire: &AcquireLockRequest) {
+        let request_id = self.next_request();
+        let request = ReleaseLockRequest {
+            lock_name: acquire.lock_name.clone(),
+            lease_id: acquire.lease_id,
+            acquire_request_id: acquire.request_id.clone(),
+            owner_id: self.owner.clone(),
+            request_id: request_id.clone(),
+            ..ReleaseLockRequest::default()
+        };
+        let invoked = now();
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.release_lock(request).await }
+        };
+        let outcome = match self.links.insist(Duration::from_secs(3), ATTEMPT, call).await {
+            Told::Yes(_) => Outcome::Yes(Answer::Done),
+            Told::No(error) => Outcome::No(error),
+            Told::Nothing(why) => Outcome::Unknown(why),
+        };
+        self.told(&request_id, Asked::GiveUp { lock: wish.lock.clone() }, invoked, outcome);
+    }
+
+    fn valid_until(&self) -> u64 {
+        self.lease.as_ref().map_or(0, |lease| lease.validity.until_nanos())
+    }
+
+    /// Acts as holder for a while, then ends in one way or another; false if the life is over.
+    async fn hold(&mut self, grant: &AcquireLockResponse, claim: &Claim) -> bool {
+        // R7: an answer that is old by now is worth nothing before a renewal.
+        if now() >= self.valid_until() && !self.renew().await {
+            return false;
+        }
+        let from = now();
+        if from >= self.valid_until() {
+            return false;
+        }
+        let neglects = self.random.one_in(8);
+        let longest = if self.random.one_in(8) { 4_000 } else { 700 };
+        let wanted_until = from + self.random.between(5, longest) * MILLISECOND;
+        let token = Token(grant.fencing_token);
+        let end = self.work(claim, token, wanted_until, neglects).await;
+        let dies = self.random.one_in(8);
+        let until = match end {
+            // Who dies without a word could have acted for as long as its count runs.
+            End::Lost => self.valid_until(),
+            End::Wanted if dies => self.valid_until(),
+            // R9: belief ends before the release is sent.
+            End::Wanted => now().min(self.valid_until()),
+        };
+        let (owner, claim) = (self.owner.clone(), claim.clone());
+        let (lock, late) = (claim.lock.clone(), claim.clone());
+        self.stage.believed(Belief { owner, claim, token, from, until });
+        if matches!(end, End::Lost) || dies {
+            // As a process that was paused writes late; the token decides.
+            sleep(Duration::from_millis(self.random.between(1, 3_000))).await;
+            self.stage.write(&late, token, &mut self.random, || now() < until);
+            return false;
+        }
+        match self.random.one_in(7) {
+            true => {
+                self.revoke().await;
+                false
+            }
+            false => {
+                self.release(&lock, token).await;
+                true
+            }
+        }
+    }
+
+    async fn work(&mut self, claim: &Claim, token: Token, until: u64, neglects: bool) -> End {
+        let ttl_nanos = self.lease.as_ref().map_or(1, |lease| lease.ttl_seconds) as u64 * SECOND;
+        let mut renew_at = now() + ttl_nanos / 3;
+        loop {
+            let time = now();
+            if time >= self.valid_until() {
+                return End::Lost;
+            }
+            if time >= until && !neglects {
+                return End::Wanted;
+            }
+            let valid_until = self.valid_until();
+            self.stage.write(claim, token, &mut self.random, || now() < valid_until);
+            if time >= renew_at && !neglects {
+                match self.renew().await {
+                    true => renew_at = now() + ttl_nanos / 3,
+                    false if self.lease.is_none() => return End::Lost,
+                    false => {}
+                }
+            }
+            sleep(Duration::from_millis(self.random.between(10, 60))).await;
+        }
+    }
+
+    /// Renews once; true if it was acknowledged.
+    async fn renew(&mut self) -> bool {
+        let Some(id) = self.lease.as_ref().map(|lease| lease.id) else { return false };
+        let invoked = now();
+        let mut client = self.links.client();
+        let told =
+            self.links.once(RENEWAL_ATTEMPT, client.renew_lease(RenewLeaseRequest { lease_id: id })).await;
+        let (outcome, is_gone) = match told {
+            Told::Yes(_) => {
+                if let Some(lease) = &mut self.lease {
+                    lease.validity.renewed(invoked);
+                }
+                (Outcome::Yes(Answer::Done), false)
+            }
+            Told::No(error) => {
+                let is_gone = error.reason == Reason::LeaseNotFound;
+                (Outcome::No(error), is_gone)
+            }
+            Told::Nothing(why) => (Outcome::Unknown(why), false),
+        };
+        let is_renewed = matches!(outcome, Outcome::Yes(_));
+        self.told("", Asked::Renew, invoked, outcome);
+        if is_gone {
+            self.lease = None;
+        }
+        is_renewed
+    }
+
+    async fn release(&mut self, lock: &LockName, token: Token) {
+        let Some(lease_id) = self.lease.as_ref().map(|lease| lease.id) else { return };
+        let request_id = self.next_request();
+        let request = ReleaseLockRequest {
+            lock_name: lock.as_str().to_owned(),
+            lease_id,
+            fencing_token: token.0,
+            request_id: request_id.clone(),
+            ..ReleaseLockRequest::default()
+        };
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.release_lock(request).await }
+        };
+        let times = if self.random.one_in(5) { 2 } else { 1 };
+        for time in 0..times {
+            let invoked = now();
+            let outcome = match self.links.insist(Duration::from_secs(4), ATTEMPT, call).await {
+                Told::Yes(_) => Outcome::Yes(Answer::Done),
+                Told::No(error) => Outcome::No(error),
+                Told::Nothing(why) => Outcome::Unknown(why),
+            };
+            let is_done = matches!(outcome, Outcome::Yes(_));
+            let asked = Asked::Release { lock: lock.clone(), token };
+            let counted_on_until = self.lease.as_ref().map(|lease| lease.validity.until_nanos());
+            self.record(&request_id, asked, invoked, outcome, time > 0, counted_on_until);
+            if !is_done {
+                // Whether it still holds is not certain.
+                self.lease = None;
+                return;
+            }
+            self.links.move_anywhere(&mut self.random);
+        }
+    }
+
+    async fn revoke(&mut self) {
+        let Some(lease_id) = self.lease.take().map(|lease| lease.id) else { return };
+        let request_id = self.next_request();
+        let owner_id = self.owner.clone();
+        let request = RevokeLeaseRequest { lease_id, owner_id, request_id: request_id.clone() };
+        let invoked = now();
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.revoke_lease(request).await }
+        };
+        let outcome = match self.links.insist(Duration::from_secs(4), ATTEMPT, call).await {
+            Told::Yes(_) => Outcome::Yes(Answer::Done),
+            Told::No(error) => Outcome::No(error),
+            Told::Nothing(why) => Outcome::Unknown(why),
+        };
+        self.told(&request_id, Asked::Revoke { lease: LeaseId(lease_id) }, invoked, outcome);
+    }
+
+    /// Sends an acquire that was granted once more, at any node: one effect, the same answer.
+    async fn repeat(&mut self, request: &AcquireLockRequest, claim: &Claim) {
+        self.links.move_anywhere(&mut self.random);
+        let invoked = now();
+        let mut client = self.links.client();
+        let told = self.links.once(ATTEMPT, client.acquire_lock(request.clone())).await;
+        let outcome = match told {
+            Told::Yes(grant) => Outcome::Yes(granted(&grant)),
+            Told::No(error) => Outcome::No(error),
+            Told::Nothing(why) => Outcome::Unknown(why),
+        };
+        // The lease may well be gone by now.
+        let asked = Asked::Acquire { claim: claim.clone() };
+        self.record(&request.request_id, asked, invoked, outcome, true, None);
+    }
+}

@@ -1,0 +1,199 @@
+//! The network between the nodes, and between some clients and the nodes: proxies on loopback that delay,
+//! hold back and cut what passes.
+//!
+//! A node's advertised addresses are its proxies'. A proxy learns which node dials by looking for the
+//! connection among the open files of the nodes' processes, so that every pair can be treated on its own,
+//! and each direction of it. What a cut holds back is delivered when it heals, as TCP would, unless the
+//! connection is cut off before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+
+/// Who is at an end of a connection: a node by its number, or the clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Node(usize),
+    Clients,
+}
+
+/// One direction between two places.
+pub(crate) type Way = (Place, Place);
+
+/// What the network does at the moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Weather {
+    /// Nothing passes here.
+    pub(crate) cut: BTreeSet<Way>,
+    /// What passes here is this late.
+    pub(crate) delay: BTreeMap<Way, Duration>,
+}
+
+struct Connection {
+    ends: Way,
+    relay: AbortHandle,
+}
+
+/// All proxies.
+pub(crate) struct Net {
+    weather: watch::Sender<Weather>,
+    connections: Mutex<Vec<Connection>>,
+    /// The process of each node that runs.
+    pids: Mutex<Vec<Option<u32>>>,
+}
+
+impl Net {
+    pub(crate) fn new(nodes: usize) -> Arc<Self> {
+        let weather = watch::Sender::new(Weather::default());
+        Arc::new(Self { weather, connections: Mutex::default(), pids: Mutex::new(vec![None; nodes]) })
+    }
+
+    pub(crate) fn set_pid(&self, node: usize, pid: Option<u32>) {
+        self.pids.lock().unwrap_or_else(PoisonError::into_inner)[node] = pid;
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Weather)) {
+        self.weather.send_modify(change);
+    }
+
+    /// Ends connections between places, both ways; gives back how many.
+    pub(crate) fn reset(&self, concerns: impl Fn(Way) -> bool) -> usize {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = connections.len();
+        connections.retain(|connection| {
+            let (from, to) = connection.ends;
+            let ends = concerns((from, to)) || concerns((to, from));
+            if ends {
+                connection.relay.abort();
+            }
+            !ends && !connection.relay.is_finished()
+        });
+        before - connections.len()
+    }
+
+    /// A proxy in front of a node's port. Whoever dials it is found out, or is a client by decree.
+    pub(crate) async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        node: usize,
+        upstream: u16,
+        for_peers: bool,
+    ) {
+        loop {
+            let Ok((stream, dialled_from)) = listener.accept().await else { continue };
+            let net = Arc::clone(&self);
+            let dialler = match for_peers {
+                true => net.dialler(dialled_from),
+                false => Some(Place::Clients),
+            };
+            // Whoever cannot be found has ended already.
+            let Some(dialler) = dialler else { continue };
+            let ends = (dialler, Place::Node(node));
+            let relay = tokio::spawn(Arc::clone(&net).relay(stream, ends, upstream));
+            let mut connections = net.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            connections.retain(|connection| !connection.relay.is_finished());
+            connections.push(Connection { ends, relay: relay.abort_handle() });
+        }
+    }
+
+    /// Which node dialled from an address of this machine.
+    fn dialler(&self, from: SocketAddr) -> Option<Place> {
+        let inode = inode_of_port(from.port())?;
+        let wanted = format!("socket:[{inode}]");
+        let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        pids.iter().enumerate().find_map(|(node, pid)| {
+            let files = fs::read_dir(format!("/proc/{}/fd", (*pid)?)).ok()?;
+            let mut names = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+            names.any(|name| name.as_os_str() == wanted.as_str()).then_some(Place::Node(node))
+        })
+    }
+
+    async fn relay(self: Arc<Self>, near: TcpStream, (from, to): Way, upstream: u16) {
+        // A greeting and its answer must both get through.
+        let mut weather = self.weather.subscribe();
+        let open = weather
+            .wait_for(|weather| !weather.cut.contains(&(from, to)) && !weather.cut.contains(&(to, from)));
+        if open.await.is_err() {
+            return;
+        }
+        let Ok(far) = TcpStream::connect(("127.0.0.1", upstream)).await else { return };
+        let _ = (near.set_nodelay(true), far.set_nodelay(true));
+        let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
+        // Either end that closes ends both directions.
+        tokio::select! {
+            () = self.one_way(near_read, far_write, (from, to)) => {}
+            () = self.one_way(far_read, near_write, (to, from)) => {}
+        }
+    }
+
+    async fn one_way(&self, from: OwnedReadHalf, to: OwnedWriteHalf, way: Way) {
+        const CHUNKS_MAX: usize = 1_024;
+        let (sender, mut receiver) = mpsc::channel::<(Instant, Vec<u8>)>(CHUNKS_MAX);
+        let weather = self.weather.subscribe();
+        let read = async move {
+            let mut buffer = vec![0; 16 * 1024];
+            while let Ok(count @ 1..) = read_some(&from, &mut buffer).await {
+                let delay = weather.borrow().delay.get(&way).copied().unwrap_or_default();
+                if sender.send((Instant::now() + delay, buffer[..count].to_vec())).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let mut weather = self.weather.subscribe();
+        let write = async move {
+            while let Some((due, bytes)) = receiver.recv().await {
+                sleep_until(due).await;
+                if weather.wait_for(|weather| !weather.cut.contains(&way)).await.is_err() {
+                    return;
+                }
+                if write_all(&to, &bytes).await.is_err() {
+                    return;
+                }
+            }
+        };
+        // What was read before the end is still delivered.
+        tokio::join!(read, write);
+    }
+}
+
+async fn read_some(from: &OwnedReadHalf, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        from.readable().await?;
+        match from.try_read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other,
+        }
+    }
+}
+
+async fn write_all(to: &OwnedWriteHalf, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        to.writable().await?;
+        match to.try_write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The inode of the socket with a local port that is connected to somebody.
+fn inode_of_port(port: u16) -> Option<u64> {
+    let wanted = format!("0100007F:{port:04X}");
+    let table = fs::read_to_string("/proc/net/tcp").ok()?;
+    table.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_whitespace();
+        (fields.nth(1)? == wanted).then_some(())?;
+        fields.nth(7)?.parse().ok().filter(|inode| *inode != 0)
+    })
+}
