@@ -509,8 +509,13 @@ fn on_a_terminal_the_command_can_read_it_and_ctrl_z_does_not_stop_it() {
     let job = "lowkey run a -- sh -c 'echo ready; read line; echo got $line'; echo status $?; read after; echo $after";
     let (running, mut terminal) = on_a_terminal(folder.path(), &service, job);
     service.wait_until_held("a");
+    // Also while the command is only about to start.
+    eventually("it reads", || {
+        terminal.write_all(b"\x1a").unwrap();
+        running.printed().contains("ready").then_some(())
+    });
     terminal.write_all(b"\x1a").unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    eventually("it goes on", || running.printed().contains("cannot be suspended").then_some(()));
     terminal.write_all(b"hello\n").unwrap();
     service.wait_for_free("a");
     terminal.write_all(b"goodbye\n\x04").unwrap();

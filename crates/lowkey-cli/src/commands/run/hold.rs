@@ -17,7 +17,6 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A lock that is held.
 pub(super) struct Held {
-    pub(super) client: Client,
     pub(super) session: Session,
     pub(super) guard: LockGuard,
 }
@@ -51,7 +50,7 @@ async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure>
     let guard = job.service.wait_for(&client, &job.name, deadline, get_in_line(job, &client, kept, deadline));
     let guard = guard.await?;
     let session = kept.take().expect("the session that the lock was taken with");
-    Ok(Held { client, session, guard })
+    Ok(Held { session, guard })
 }
 
 /// Waits with one session after the other, should one be lost.
@@ -116,22 +115,18 @@ pub(super) enum GivenBack {
     Unknown,
 }
 
-/// Gives the lock back. By its numbers, and not by its guard, for which a lock that was gone is as good as one that
-/// is given back.
-pub(super) async fn give_back(client: &Client, session: Session, guard: LockGuard) -> GivenBack {
-    let release = client.release_lock(guard.name(), guard.lease_id(), guard.token());
-    let given_back = match timeout(FAREWELL, release).await {
+/// Gives the lock back.
+pub(super) async fn give_back(session: Session, guard: LockGuard) -> GivenBack {
+    let given_back = match timeout(FAREWELL, guard.release()).await {
         Ok(Ok(())) => GivenBack::Done,
-        Ok(Err(error)) => match error.reason() {
-            Some(Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken | Reason::LeaseNotFound) => {
-                GivenBack::WasGone
-            }
+        Ok(Err(error)) => match (error.kind(), error.reason()) {
+            (ErrorKind::SessionLost(_), _)
+            | (_, Some(Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken)) => GivenBack::WasGone,
             _ => GivenBack::Unknown,
         },
         Err(_) => GivenBack::Unknown,
     };
     if given_back != GivenBack::Unknown {
-        // Before the guard is dropped: it would give back what is not held.
         close(session).await;
     }
     given_back

@@ -11,7 +11,10 @@
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use lowkey_client::LockGuard;
 use nix::sys::signal::{SigSet, Signal as NixSignal};
@@ -22,6 +25,9 @@ use crate::exit::Failure;
 
 /// The name under which `lowkey` becomes a command.
 pub(crate) const EXEC: &str = "__exec";
+
+/// How often it is looked after a process that is being started.
+const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How errors are told.
 const AS_JSON: &str = "json";
@@ -45,17 +51,54 @@ pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
 /// To be called on a thread that lives as long as the process: the kernel takes that thread for the parent.
 pub(super) fn start(command: &[OsString], guard: &LockGuard, as_json: bool) -> io::Result<Group> {
     // Not by its path: the file may have been replaced since this process began.
-    let child = Command::new("/proc/self/exe")
+    let mut launcher = Command::new("/proc/self/exe");
+    launcher
         .arg0("lowkey")
         .arg(EXEC)
         .arg(std::process::id().to_string())
         .arg(if as_json { AS_JSON } else { AS_TEXT })
         .args(command)
         .envs(environment(guard))
-        .process_group(0)
-        .spawn()?;
+        .process_group(0);
+    let child = spawn_awake(&mut launcher)?;
     // Nobody waits by this handle; see `supervise.rs`.
     Ok(Group::new(Pid::from_child(&child)))
+}
+
+/// Starts a process, and sees to it that it does start.
+///
+/// For a moment it belongs to the group of this process, and a ctrl-Z that comes then stops it, while this thread
+/// waits for it in the kernel. So another one wakes it.
+fn spawn_awake(command: &mut Command) -> io::Result<Child> {
+    let is_started = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let waker = thread::Builder::new().name("waker".into()).spawn_scoped(scope, || {
+            while !is_started.load(Ordering::Acquire) {
+                thread::park_timeout(WAKE_INTERVAL);
+                let children = children();
+                // Once it has started, it may be stopped by whoever wants that.
+                if !is_started.load(Ordering::Acquire) {
+                    children.into_iter().for_each(wake);
+                }
+            }
+        })?;
+        let child = command.spawn();
+        is_started.store(true, Ordering::Release);
+        waker.thread().unpark();
+        child
+    })
+}
+
+/// What the main thread has started.
+fn children() -> Vec<Pid> {
+    let main = std::process::id();
+    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+fn wake(child: Pid) {
+    // It may have failed to start just now.
+    let _ = kill_process(child, Signal::CONT);
 }
 
 /// The other side: becomes the command. The arguments are the parent's number, how errors are told, and the command.

@@ -56,7 +56,7 @@ pub(super) fn status_of_signal(signal: Signal) -> u8 {
 
 /// Runs the command under the lock; gives the exit status. Must be called on the main thread: see `launcher.rs`.
 pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signals) -> Result<u8, Failure> {
-    let Held { client, session, guard } = held;
+    let Held { session, guard } = held;
     let granted_at = Instant::now();
     let guard = Arc::new(guard);
     let cannot_start =
@@ -103,7 +103,7 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
         return Err(Failure::new(exit::LOST, "the lock's guard is still in use: this is a fault of lowkey"));
     };
     let given_back = match is_held && is_kept {
-        true => runtime.block_on(give_back(&client, session, guard)),
+        true => runtime.block_on(give_back(session, guard)),
         false => GivenBack::WasGone,
     };
     if !is_held {

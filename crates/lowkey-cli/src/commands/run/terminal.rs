@@ -63,7 +63,7 @@ impl Terminal {
                 )
             }
             // Ctrl-Z: a shell would wait for this process, not for the command.
-            Signal::TSTP if self.has_command() => {
+            Signal::TSTP if self.tty.is_some() => {
                 self.resume();
                 Some("a command that runs under a lock cannot be suspended: it goes on")
             }
