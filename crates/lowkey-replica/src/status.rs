@@ -98,7 +98,7 @@ impl Replica {
         let members = self.state.members().map(|(member, node)| MemberStatus {
             member,
             node: node.clone(),
-            voter: raft.prs().conf().voters().contains(member.0),
+            voter: self.counts(member.0),
             progress: raft
                 .prs()
                 .get(member.0)
@@ -118,11 +118,18 @@ impl Replica {
             waiters: self.state.waits().len(),
             expired_leases: self.expired_leases,
             last_token: self.state.last_token(),
-            voters: self.conf_state.voters.len(),
+            voters: self.conf_state.voters.iter().filter(|voter| self.counts(**voter)).count(),
             members: members.collect(),
             leaving: self.leaving().collect(),
             last_member: self.state.last_member(),
         }
+    }
+
+    /// True for a voter of the old and the new configuration alike. While they are joint, whoever is only in
+    /// one of them does not help against the loss of another: a majority of the old one is still needed.
+    fn counts(&self, member: u64) -> bool {
+        let (voters, outgoing) = (&self.conf_state.voters, &self.conf_state.voters_outgoing);
+        voters.contains(&member) && (outgoing.is_empty() || outgoing.contains(&member))
     }
 
     fn leaving(&self) -> impl Iterator<Item = MemberId> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
-use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest};
+use lowkey_api::v1::{AcquireLockRequest, CreateLeaseRequest, ReleaseLockRequest};
 use lowkey_wal::{RealDisk, snapshots};
 use rustix::process::Signal;
 use tonic::transport::Channel;
@@ -33,7 +33,18 @@ async fn write_entries(node: &Node, entries: usize) {
 
 async fn take_and_give_back(mut client: LockServiceClient<Channel>, worker: usize, pairs: usize) {
     let owner = format!("worker-{worker}");
-    let lease = crate::harness::lease(std::slice::from_mut(&mut client), &owner, 600).await;
+    let create = CreateLeaseRequest {
+        owner_id: owner.clone(),
+        ttl_seconds: 600,
+        request_id: format!("lease-of-{owner}"),
+    };
+    // On a loaded machine the lead may change meanwhile: the same request id has one effect.
+    let lease = loop {
+        match client.create_lease(create.clone()).await {
+            Ok(made) => break made.into_inner().lease_id,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
     for pair in 0..pairs {
         let lock_name = format!("work/{worker}");
         let acquire = AcquireLockRequest {
@@ -43,7 +54,6 @@ async fn take_and_give_back(mut client: LockServiceClient<Channel>, worker: usiz
             request_id: format!("acquire-{pair}"),
             ..AcquireLockRequest::default()
         };
-        // On a loaded machine the lead may change meanwhile: the same request id has one effect.
         while client.acquire_lock(acquire.clone()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -71,6 +81,10 @@ async fn hold_large(node: &Node, locks: usize) {
     futures::stream::iter(0..locks).map(acquire).buffer_unordered(32).for_each(|()| async {}).await;
 }
 
+fn snapshots_sent(cluster: &Cluster) -> usize {
+    cluster.nodes.iter().map(|node| node.log_text().matches("sent a snapshot").count()).sum()
+}
+
 /// The time from its start until a node that was away is needed, and there, for a majority.
 #[test]
 fn a_node_that_was_away_comes_back_and_votes() {
@@ -83,6 +97,7 @@ fn a_node_that_was_away_comes_back_and_votes() {
     write_entries(&cluster.nodes[leader], entries);
     let wrote_for = writing.elapsed();
 
+    let sent_before = snapshots_sent(&cluster);
     // From now on there is no majority without the one that comes back.
     let leader = cluster.wait_leader(Some(away));
     let other = 3 - leader - away;
@@ -95,8 +110,7 @@ fn a_node_that_was_away_comes_back_and_votes() {
         (status == 200).then_some(())
     });
     let took = started.elapsed();
-    let sent = cluster.nodes.iter().filter(|node| node.log_text().contains("sent a snapshot")).count();
-    assert!(sent > 0, "it came back by a snapshot");
+    assert!(snapshots_sent(&cluster) > sent_before, "it came back by a snapshot");
     let applied = cluster.nodes[leader].log_position().1;
     eventually("it has all", || (cluster.nodes[away].log_position().1 >= applied).then_some(()));
     println!(
