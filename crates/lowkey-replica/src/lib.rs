@@ -11,6 +11,7 @@
 //! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
 //! as values, and `clippy.toml` beside the manifest keeps it so.
 
+mod config;
 mod entries;
 mod history;
 mod input;
@@ -32,13 +33,14 @@ mod wait_table;
 mod waiting;
 pub mod wire;
 
+pub use config::Config;
 pub use history::{Compacted, Filter, History, Page, Position, Recorded};
 pub use input::{CallId, DiskRoom, Input, Request};
 pub use output::{CannotLead, Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};
 pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use reads::Query;
 pub use recovery::{Found, Founding, RecoverError, found};
-pub use replica::{Config, Fatal, Replica};
+pub use replica::{Fatal, Replica};
 pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};
 pub use status::{MemberStatus, Role, Status};
 pub use time::{MILLISECOND, Nanos};

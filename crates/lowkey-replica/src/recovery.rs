@@ -13,9 +13,10 @@ use lowkey_core::{ClusterId, Command, MemberId, NodeInfo, Reply, State};
 use raft::RawNode;
 use raft::eraftpb;
 
+use crate::config::Config;
 use crate::log_store::LogStore;
 use crate::output::{LogRecord, SnapshotFile};
-use crate::replica::{Config, ELECTION_TICKS, HEARTBEAT_TICKS, Replica};
+use crate::replica::{ELECTION_TICKS, HEARTBEAT_TICKS, Replica};
 use crate::snapshots::read_state;
 use crate::wire::{self, SnapshotParts};
 

@@ -21,10 +21,11 @@ use raft::{ProgressState, SnapshotStatus, StateRole, Storage as _};
 
 pub use self::job::{JobError, SnapshotJob};
 pub use self::received::ReceivedSnapshot;
+use crate::config::Config;
 use crate::input::DiskRoom;
 use crate::log_store::entry_bytes;
 use crate::output::{LogRecord, Persist, SnapshotFile};
-use crate::replica::{Config, Replica};
+use crate::replica::Replica;
 use crate::wire::{self, SnapshotParts};
 
 /// How long after a failure the next snapshot is tried: 3 s.
