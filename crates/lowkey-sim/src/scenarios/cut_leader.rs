@@ -7,22 +7,16 @@
 //! that finds the new leader in time keeps its lock, one that does not loses it before anybody else
 //! gets it.
 
-use lowkey_replica::{Query, Request};
+use lowkey_replica::Request;
 
-use super::script::{ANN, BOB, N1, Script, ensure, lock};
+use super::script::{ANN, BOB, N1, Script, ensure};
 use crate::invariants::Check;
 
 /// Ann and Bob both go on talking to `n1`, which no other machine reaches.
 pub(super) fn from_peers(script: &mut Script) -> Check {
     let (lease, ann) = script.take_lock(ANN, N1, 2)?;
     script.isolate(N1);
-    let read = script.ask(BOB, N1, Request::Read(Query::Lock { lock: lock() }));
-    let mut renewals = Vec::new();
-    for _ in 0..20 {
-        renewals.push(script.renew(ANN, N1, lease));
-        script.advance(200)?;
-    }
-    for asked in renewals.iter().chain([&read]) {
+    for asked in &script.talk_to_the_cut_off(N1, lease)? {
         let answers = script.answers(asked);
         ensure(answers.len() == 1 && answers[0].is_err(), || {
             format!("a leader without peers answered {answers:?}")

@@ -7,9 +7,9 @@
 //! cost the quorum is refused, and the one that helps is not.
 
 use lowkey_core::{Command, MemberId, Reply};
-use lowkey_replica::{Failure, Query, Request, Response};
+use lowkey_replica::{Failure, Request, Response};
 
-use super::script::{ANN, Answer, BOB, N1, N2, N3, Script, ensure, lock};
+use super::script::{ANN, Answer, BOB, N1, N2, N3, Script, ensure};
 use crate::invariants::{Check, Violation};
 use crate::node::node_info;
 
@@ -42,13 +42,7 @@ pub(super) fn of_a_leader_that_is_cut_off(script: &mut Script) -> Check {
     ensure(matches!(answer, Err(Failure::NotLeader { .. })), || {
         format!("a leader answered to its own removal: {answer:?}")
     })?;
-    let read = script.ask(BOB, N1, Request::Read(Query::Lock { lock: lock() }));
-    let mut renewals = Vec::new();
-    for _ in 0..20 {
-        renewals.push(script.renew(ANN, N1, lease));
-        script.advance(200)?;
-    }
-    for asked in renewals.iter().chain([&read]) {
+    for asked in &script.talk_to_the_cut_off(N1, lease)? {
         let answers = script.answers(asked);
         ensure(answers.iter().all(Result::is_err), || format!("alone it answered {answers:?}"))?;
     }

@@ -8,7 +8,7 @@ use lowkey_core::{
     AcquireWith, Command, GrantRef, LeaseId, LockName, Mode, OwnerId, Reply, RequestId, Requester, Scope,
     Token, Ttl, Value, WaitTime,
 };
-use lowkey_replica::{Failure, Input, MessageType, Request, Response, Role};
+use lowkey_replica::{Failure, Input, MessageType, Query, Request, Response, Role};
 use lowkey_wal::snapshots;
 
 use super::stage::Stage;
@@ -296,6 +296,20 @@ impl Script {
 
     pub(super) fn renew(&mut self, client: usize, node: usize, lease: LeaseId) -> Asked {
         self.ask(client, node, Request::Renew { lease })
+    }
+
+    /// Bob reads the lock, and Ann renews her lease again and again, at a machine that no other reaches.
+    pub(super) fn talk_to_the_cut_off(
+        &mut self,
+        node: usize,
+        lease: LeaseId,
+    ) -> Result<Vec<Asked>, Violation> {
+        let mut asked = vec![self.ask(BOB, node, Request::Read(Query::Lock { lock: lock() }))];
+        for _ in 0..20 {
+            asked.push(self.renew(ANN, node, lease));
+            self.advance(200)?;
+        }
+        Ok(asked)
     }
 
     pub(super) fn acquire(&self, client: usize, with: AcquireWith) -> Request {
