@@ -9,41 +9,27 @@
 //! Half of the pairs are on flat names, half on names below a path that many of the held ones share.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may")]
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+mod node;
+
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use lowkey_client::{Client, LockGuard, Session};
 
+use crate::node::Node;
+
 const HELD: usize = 100_000;
 const HELD_BY_ONE: usize = 1_000;
 const PAIRS: usize = 3_000;
 
-struct Node(Child);
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[tokio::main]
 async fn main() {
     let folder = tempfile::tempdir().unwrap();
-    let address = |port: u16| format!("127.0.0.1:{port}");
-    let grpc = free_port();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
-    command.arg("--bootstrap").arg("--data-dir").arg(folder.path());
-    command.args(["--grpc-addr", &address(grpc), "--http-addr", &address(free_port())]);
-    command.args(["--raft-addr", &address(free_port())]).stderr(Stdio::null());
+    let (mut command, endpoint) = node::command(folder.path());
+    command.stderr(Stdio::null());
     let _node = Node(command.spawn().unwrap());
-    let client = Client::connect([format!("http://127.0.0.1:{grpc}")]).await.unwrap();
+    let client = Client::connect([endpoint]).await.unwrap();
     let session = client.session(Duration::from_secs(600)).await.unwrap();
 
     pairs(&session).await; // warms up

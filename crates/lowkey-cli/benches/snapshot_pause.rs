@@ -9,9 +9,10 @@
 //! were under way meanwhile count as *while*, all others as *between*. Both are under the same load.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may")]
 
+mod node;
+
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{ChildStderr, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,19 +20,12 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use lowkey_client::{Client, Session};
 
+use crate::node::Node;
+
 const HELD: usize = 50_000;
 const PUMPS: usize = 8;
 const SNAPSHOTS_WANTED: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(300);
-
-struct Node(Child);
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// When a snapshot was made.
 #[derive(Clone, Copy)]
@@ -41,23 +35,15 @@ struct Made {
     size_bytes: u64,
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[tokio::main]
 async fn main() {
     let folder = tempfile::tempdir().unwrap();
-    let address = |port: u16| format!("127.0.0.1:{port}");
-    let grpc = free_port();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
-    command.arg("--bootstrap").arg("--data-dir").arg(folder.path());
-    command.args(["--grpc-addr", &address(grpc), "--http-addr", &address(free_port())]);
-    command.args(["--raft-addr", &address(free_port()), "--log", "warn,lowkey_server::snapshot_maker=debug"]);
+    let (mut command, endpoint) = node::command(folder.path());
+    command.args(["--log", "warn,lowkey_server::snapshot_maker=debug"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let made = listen(child.stderr.take().unwrap());
     let _node = Node(child);
-    let client = Client::connect([format!("http://127.0.0.1:{grpc}")]).await.unwrap();
+    let client = Client::connect([endpoint]).await.unwrap();
     hold_many(&client).await;
     let session = client.session(Duration::from_secs(600)).await.unwrap();
 
