@@ -12,6 +12,9 @@
 //! - A leader proposes no change after which it would not vote: one that is to go hands the lead over first.
 //!   `raft` would let it lead on, and answer rounds alone. That is also why joint configurations are left by
 //!   a proposal of ours and never by `raft` itself: it would have a leader leave that is on its way out.
+//! - A leader is in its own applied configuration. One that came to lead while it is on its way out, and
+//!   finds in its log that the way out is decided, does not apply that before it has handed the lead over:
+//!   `raft` panics otherwise, and those who stay might never learn what was decided.
 //! - No change leaves voters behind of which a majority does not answer.
 //! - A node counts as removed only when it is neither registered nor in the applied configuration: until
 //!   then its acknowledgements may be what the very change needs.
@@ -198,6 +201,22 @@ impl Replica {
         let change = wire::decode_conf_change(&entry.data).map_err(|error| fatal(error.to_string()))?;
         self.conf_state = self.node.apply_conf_change(&change).map_err(|error| fatal(error.to_string()))?;
         Ok(())
+    }
+
+    /// True if this entry would take a leader out of its own configuration. Only leaving a joint
+    /// configuration can: learners do not lead, and whoever enters one stays for as long as it lasts.
+    pub(crate) fn drops_leader(&self, entry: &eraftpb::Entry) -> bool {
+        let own = self.config.member.0;
+        self.node.raft.state == StateRole::Leader
+            && self.conf_state.voters_outgoing.contains(&own)
+            && !self.conf_state.voters.contains(&own)
+            && wire::decode_conf_change(&entry.data).is_ok_and(|change| change.changes.is_empty())
+            && !mutants::is_active("a leader applies that it is gone")
+    }
+
+    /// This leader's way out is decided, and it has to hand the lead over before it may apply that.
+    pub(crate) fn must_hand_over_to_leave(&self) -> bool {
+        self.unapplied.front().is_some_and(|entry| self.drops_leader(entry))
     }
 
     pub(crate) fn hand_over(&mut self) {

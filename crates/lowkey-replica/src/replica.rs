@@ -193,6 +193,9 @@ impl Replica {
                 self.hand_over();
             }
         }
+        if self.must_hand_over_to_leave() {
+            self.hand_over();
+        }
         for proposal in self.proposals.take_overdue(now) {
             self.output.reply(proposal.call, Err(Failure::OutcomeUnknown));
         }
@@ -451,7 +454,7 @@ impl Replica {
         self.node.has_ready()
             || !self.output.is_empty()
             || !self.repairs.is_empty()
-            || !self.unapplied.is_empty()
+            || (!self.unapplied.is_empty() && !self.must_hand_over_to_leave())
             || self.snapshots.compaction_due().is_some()
             || (self.leases.is_armed() && self.rounds.is_due())
     }
@@ -547,9 +550,9 @@ impl Replica {
                 }
                 eraftpb::EntryType::EntryNormal => Some(self.apply_command(now, &entry)?),
                 eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
-                    if index > self.durable_commit
-                        && !mutants::is_active("members change before the commit is durable")
-                    {
+                    let is_durable = index <= self.durable_commit
+                        || mutants::is_active("members change before the commit is durable");
+                    if !is_durable || self.drops_leader(&entry) {
                         self.unapplied.push_front(entry);
                         return Ok(());
                     }

@@ -9,6 +9,7 @@ mod operator;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{self, AssertUnwindSafe};
 
 use lowkey_core::{Command, MemberId};
 use lowkey_replica::{Failure, Input, Request, Response, SnapshotJob};
@@ -138,8 +139,18 @@ pub(crate) struct World {
 /// Runs the world of a seed to its end.
 pub fn run(seed: u64, trace: bool) -> (Summary, Result<(), Violation>, Vec<String>) {
     let mut world = World::new(seed, trace);
-    let outcome = world.run();
+    let outcome = or_panic(|| world.run());
     (world.summary(), outcome, world.trace.take())
+}
+
+/// A process that stops itself has broken a promise too.
+pub(crate) fn or_panic(run: impl FnOnce() -> Check) -> Check {
+    panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<String>().cloned();
+        let words = words.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        let what = words.unwrap_or_else(|| "a panic without a message".to_owned());
+        Err(Violation { invariant: "assertion", what })
+    })
 }
 
 impl World {

@@ -75,6 +75,7 @@ scenarios! {
     a_wait_longer_than_its_time_to_live
     a_leader_that_removes_itself_and_is_cut_off
     three_become_one_each_leader_in_turn
+    a_leader_elected_on_its_way_out
     a_removal_that_would_cost_the_quorum
     an_elections_leader_killed_with_many_candidates
 }

@@ -27,7 +27,7 @@ use script::Script;
 pub(crate) use stage::Stage;
 
 use crate::invariants::{Check, Violation};
-use crate::world::Summary;
+use crate::world::{Summary, or_panic};
 
 /// One story.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +108,10 @@ pub const ALL: &[Scenario] = &[
     in_line("a_wait_longer_than_its_time_to_live", places::longer_than_its_ttl),
     story("a_leader_that_removes_itself_and_is_cut_off", removal::of_a_leader_that_is_cut_off),
     story("three_become_one_each_leader_in_turn", removal::of_all_but_one),
+    Scenario {
+        replicas: 5,
+        ..story("a_leader_elected_on_its_way_out", removal::of_a_leader_elected_on_its_way_out)
+    },
     story("a_removal_that_would_cost_the_quorum", removal::that_would_cost_the_quorum),
     Scenario {
         clients: 6,
@@ -119,7 +123,7 @@ impl Scenario {
     /// Plays it to its end.
     pub fn play(&self, trace: bool) -> (Summary, Result<(), Violation>, Vec<String>) {
         let mut script = Script::new(self.replicas, self.clients, self.snapshot_entries, trace);
-        let outcome = script.world.open().and_then(|()| (self.play)(&mut script));
+        let outcome = or_panic(|| script.world.open().and_then(|()| (self.play)(&mut script)));
         (script.world.summary(), outcome, script.world.trace.take())
     }
 }

@@ -2,16 +2,17 @@
 //!
 //! Attacked: what `raft` would do by itself. A leader that removed itself would lead on without a vote, and
 //! answer rounds alone; a voter that is told of its removal too early takes the quorum with it; and of those
-//! that are left a majority must answer.
+//! that are left a majority must answer. And whoever is on its way out can still be elected, with its end
+//! decided in its own log.
 //! Must be true: a leader hands over first, also if nobody hears it; two become one; the removal that would
 //! cost the quorum is refused, and the one that helps is not.
 
-use lowkey_core::{Command, MemberId, Reply};
-use lowkey_replica::{Failure, Request, Response};
+use lowkey_core::{AcquireWith, Command, MemberId, Reply};
+use lowkey_replica::{Failure, MessageType, Request, Response};
 
-use super::script::{ANN, Answer, BOB, N1, N2, N3, Script, ensure};
+use super::script::{ANN, Answer, BOB, N1, N2, N3, Script, ensure, ttl};
 use crate::invariants::{Check, Violation};
-use crate::node::node_info;
+use crate::node::{Process, node_info};
 
 impl Script {
     /// Asks one machine to remove another, and waits for the answer.
@@ -75,6 +76,46 @@ pub(super) fn of_all_but_one(script: &mut Script) -> Check {
     let answer = script.remove(last, last)?;
     ensure(matches!(answer, Err(Failure::Refused(_))), || format!("the last one answered {answer:?}"))?;
     script.take_lock(ANN, last, 2)?;
+    script.end(2)
+}
+
+/// Between the two configurations the leader dies, and the machine that goes wins the election: in its log
+/// stands already that it is gone. It must not be gone before somebody else leads.
+pub(super) fn of_a_leader_elected_on_its_way_out(script: &mut Script) -> Check {
+    let answer = script.remove(N1, N2)?;
+    ensure(is_removed(&answer), || format!("n1 answered {answer:?}"))?;
+    let is_joint = |script: &Script, node| {
+        script.process(node).is_some_and(|process: &Process| !process.replica.voters().contains(&2))
+    };
+    script.until("n1 is between the two configurations", 200, |script| is_joint(script, N1))?;
+    let entered = script.log_bounds(N1).1;
+    let peers = script.others(N1);
+    for peer in &peers {
+        script.hold_messages(*peer, N1, MessageType::MsgAppendResponse);
+    }
+    script.until("all know that the way out is proposed", 200, |script| {
+        peers.iter().all(|peer| script.log_bounds(*peer).1 > entered && is_joint(script, *peer))
+    })?;
+    script.crash(N1, false);
+    for peer in peers.iter().filter(|peer| **peer != N2) {
+        for other in script.others(*peer) {
+            script.hold_messages(*peer, other, MessageType::MsgRequestPreVote);
+        }
+    }
+    script.until("n2 is elected", 2_000, |script| script.leads(N2))?;
+    // Entries that are committed after the one that drops it.
+    for _ in 0..8 {
+        let acquire = script.acquire(BOB, AcquireWith::NewLease(ttl(2)));
+        script.ask(BOB, N2, acquire);
+        script.advance(1)?;
+    }
+    script.deliver_messages();
+    let leader = script.leader_other_than(N2, 2_000)?;
+    script.until("n2 has ended", 3_000, |script| script.has_ended(N2))?;
+    script.restart(N1)?;
+    // What Bob was given by an entry of that lead ends in its time.
+    script.advance(3_000)?;
+    script.take_lock(ANN, leader, 2)?;
     script.end(2)
 }
 
