@@ -9,6 +9,7 @@
 
 mod claim;
 mod command;
+mod digest;
 mod encoding;
 mod holders;
 pub mod limits;
@@ -23,6 +24,7 @@ pub use command::{
     AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay, NodeInfo,
     Refusal, Reply, Requester, WaitEnd, Waiter,
 };
+pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
 pub use holders::Grant;
 pub use name::{

@@ -327,7 +327,7 @@ impl State {
             }
             lease.requests.insert(key, remembered(&request)?);
         }
-        match self.leases.insert(id, lease) {
+        match self.put_lease(id, lease) {
             Some(_) => malformed(format!("lease {id} is there twice")),
             None => Ok(()),
         }
@@ -367,9 +367,8 @@ impl State {
             request: RequestId::parse(&proto.request)?,
         };
         self.paths.hold(&name, lease_id, token, grant.mode, grant.scope);
-        let holders = &mut self.locks.entry(name.clone()).or_default().holders;
         // One stands for all who share it.
-        if let Some(other) = holders.iter().next()
+        if let Some(other) = self.locks.get(&name).and_then(|lock| lock.holders.iter().next())
             && [other.mode, grant.mode] != [Mode::Shared; 2]
         {
             let other = other.lease;
@@ -377,7 +376,7 @@ impl State {
                 "{name} is held by leases {other} and {lease_id}, which exclude each other"
             ));
         }
-        holders.insert(grant);
+        self.put_grant(&name, grant);
         Ok(())
     }
 
@@ -451,7 +450,7 @@ impl State {
         let Some(node) = proto.node else {
             return malformed(format!("member {id} is not described"));
         };
-        match self.members.insert(id, NodeInfo::try_from(node)?) {
+        match self.put_member(id, NodeInfo::try_from(node)?) {
             Some(_) => malformed(format!("member {id} is there twice")),
             None => Ok(()),
         }

@@ -8,11 +8,13 @@
 //! is decided by the leader and comes in as [`Command::Expire`] or [`Command::CancelWait`].
 //!
 //! - `check.rs`: what is refused, and what is known already
+//! - `parts.rs`: how leases, grants, waits and members come, change and go, with the digest of them all
 //! - `effects.rs`: what commands do
 //! - `waiting.rs`: who is in whose way, queues, and how a freed lock is handed over
 
 mod check;
 mod effects;
+mod parts;
 mod read;
 mod waiting;
 
@@ -20,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::claim::{Claim, Mode, Paths, Scope, Waits};
 use crate::command::{Applied, Command, NodeInfo};
+use crate::digest::Digest;
 use crate::holders::Holders;
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
@@ -36,6 +39,7 @@ pub use self::read::LockView;
 /// - A lease has, or awaits, a name in one mode and scope only.
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
+/// - `digest` is that of all leases, grants, waits and members.
 /// - No lease id and no member id is ever given twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
@@ -59,6 +63,7 @@ pub struct State {
     /// Requests that made or ended a lease, or released what they know by its owner alone, and so cannot be
     /// remembered by one.
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
+    digest: Digest,
 }
 
 /// A client's presence.
@@ -162,6 +167,7 @@ impl State {
             paths: Paths::default(),
             members: BTreeMap::new(),
             lease_requests: Recent::new(LEASE_REQUESTS_KEPT),
+            digest: Digest::default(),
         }
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{
-    AcquireWith, Command, DecodeError, GrantRef, LeaseId, LockName, MemberId, Mode, NodeIdentity, NodeInfo,
-    NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
+    AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, LeaseId, LockName, MemberId, Mode,
+    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -325,6 +325,11 @@ fn version_2_is_read_as_it_was_written() {
     let state = is_read_as_it_was_written(version_2);
     assert_eq!(state.encode_snapshot(), snapshot, "this is the version that is written");
     assert_eq!((state.leases().len(), state.lock_count(), state.waits().len()), (5, 4, 3));
+    assert_eq!(
+        (DIGEST_VERSION, state.digest()),
+        (1, 7_128_671_981_110_717_176),
+        "replicas of other builds compare this"
+    );
 }
 
 #[test]
@@ -338,4 +343,9 @@ fn version_3_is_read_as_it_was_written() {
         .map(|(member, node)| (member.0, node.name.as_str(), node.identity.is_some()))
         .collect();
     assert_eq!(members, [(1, "n1", true), (3, "n3", true), (4, "n4", false), (5, "n2", true)]);
+    assert_eq!(
+        (DIGEST_VERSION, state.digest()),
+        (1, 1_756_847_622_769_283_731),
+        "replicas of other builds compare this"
+    );
 }

@@ -8,7 +8,7 @@ use crate::holders::Grant;
 use crate::limits::{LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use crate::mutants;
 use crate::name::{LeaseId, LockName, MemberId, NodeName, OwnerId, RequestId, Ticket, Token};
-use crate::recent::Recent;
+use crate::recent::{Key, Recent};
 
 /// What a release means.
 pub(super) enum Released {
@@ -324,7 +324,7 @@ fn check_token(lock: &LockName, grant: &Grant, token: Option<Token>) -> Result<(
 }
 
 /// The reply to a request that had its effect already; a refusal if that was another operation.
-fn known<K: Ord + Clone>(
+fn known<K: Key>(
     table: &Recent<K>,
     key: &K,
     request: &RequestId,

@@ -55,12 +55,12 @@ impl State {
             }
             Command::AddMember { node } => Reply::MemberAdded { member: self.add_member(node) },
             Command::UpdateMember { member, node } => {
-                self.members.insert(*member, node.clone());
+                self.put_member(*member, node.clone());
                 Reply::MemberAdded { member: *member }
             }
             Command::RemoveMember { name, .. } => {
                 let member = self.member_named(name).expect("a node that is removed is registered");
-                self.members.remove(&member);
+                self.take_member(member);
                 Reply::MemberRemoved { member }
             }
         }
@@ -91,7 +91,7 @@ impl State {
                 let lease = self.create_lease(owner, ttl);
                 match must_wait && !mutants::is_active("the time of a waiting lease runs") {
                     // R7: its time begins when it is granted.
-                    true => self.leases.get_mut(&lease).expect("it was just made").is_waiting = true,
+                    true => self.change_lease(lease, |lease| lease.is_waiting = true),
                     false => events.push(Event::LeaseStarted { lease, ttl }),
                 }
                 lease
@@ -166,16 +166,16 @@ impl State {
         let reply = self.granted(&grant);
         events.push(Event::Changed(change_of_grant(ChangeKind::Acquired, &claim.lock, owner, &grant)));
         self.paths.hold(&claim.lock, lease_id, token, claim.mode, claim.scope);
-        self.locks.entry(claim.lock.clone()).or_default().holders.insert(grant);
+        self.put_grant(&claim.lock, grant);
         reply
     }
 
     fn set_value(&mut self, lock: &LockName, lease: LeaseId, value: &Value, events: &mut Vec<Event>) {
-        let held = self.locks.get_mut(lock).expect("a lock whose value is set is held");
-        let grant = held.holders.get_mut(lease).expect("whoever sets a value holds the lock");
+        let grant = self.locks[lock].holders.get(lease).expect("whoever sets a value holds the lock");
         if grant.value != *value {
-            grant.value = value.clone();
             let owner = self.leases[&lease].owner.clone();
+            let changed = self.change_grant(lock, lease, |grant| grant.value = value.clone());
+            let grant = changed.expect("it was there just now");
             events.push(Event::Changed(change_of_grant(ChangeKind::ValueSet, lock, owner, grant)));
         }
     }
@@ -266,7 +266,7 @@ impl State {
 
     fn create_lease(&mut self, owner: &OwnerId, ttl: Ttl) -> LeaseId {
         self.last_lease = LeaseId(self.last_lease.0 + 1);
-        self.leases.insert(self.last_lease, Lease::new(owner.clone(), ttl));
+        self.put_lease(self.last_lease, Lease::new(owner.clone(), ttl));
         self.last_lease
     }
 
@@ -292,7 +292,7 @@ impl State {
         }
         // A lease that its wait had made has ended with it.
         if !was_waiting {
-            self.leases.remove(&lease_id).expect("a lease that ends exists");
+            self.take_lease(lease_id).expect("a lease that ends exists");
             events.push(Event::LeaseEnded { lease: lease_id });
         }
         held.len() as u64
@@ -307,8 +307,7 @@ impl State {
         freed: &mut Freed,
         events: &mut Vec<Event>,
     ) {
-        let lock = self.locks.get_mut(name).expect("a lock that is freed was held");
-        let grant = lock.holders.remove(lease).expect("a lock that is freed was held by that lease");
+        let grant = self.take_grant(name, lease).expect("a lock that is freed was held by that lease");
         self.paths.free(name, lease, grant.token, grant.mode, grant.scope);
         self.forget_if_unused(name);
         self.note_freed(freed, name, grant.scope);
@@ -322,7 +321,7 @@ impl State {
             self.last_member = MemberId(self.last_member.0 + 1);
             self.last_member
         });
-        self.members.insert(member, node.clone());
+        self.put_member(member, node.clone());
         member
     }
 
@@ -330,8 +329,8 @@ impl State {
         if mutants::is_active("requests of a lease are not remembered") {
             return;
         }
-        let lease = self.leases.get_mut(&lease).expect("a request is remembered by a lease that exists");
-        lease.requests.insert(request.clone(), Remembered { fingerprint, reply: reply.clone() });
+        let remembered = Remembered { fingerprint, reply: reply.clone() };
+        self.change_lease(lease, |lease| lease.requests.insert(request.clone(), remembered));
     }
 
     pub(super) fn remember_lease_request(

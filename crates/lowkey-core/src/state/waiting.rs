@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use super::{Lock, State, Wait};
+use super::{Lease, Lock, State, Wait};
 use crate::claim::{Claim, Found, Mode, Scope};
 use crate::command::{Change, ChangeKind, Event, InTheWay, Reply, WaitEnd};
 use crate::mutants;
@@ -149,14 +149,14 @@ impl State {
         queue.insert(ticket, lease, mode);
         self.queued.insert(lock.clone());
         self.paths.wait(&lock, lease, ticket, mode, scope);
-        let before = self.waits.insert(ticket, wait);
+        let before = self.put_wait(ticket, wait);
         assert!(before.is_none(), "place {ticket} was given twice");
         events.push(Event::Changed(self.change_of_wait(ChangeKind::Waiting, ticket)));
     }
 
     /// Takes a wait out of the queue, for whatever reason.
     pub(super) fn remove_wait(&mut self, ticket: Ticket) -> Wait {
-        let wait = self.waits.remove(&ticket).expect("a wait that ends exists");
+        let wait = self.take_wait(ticket).expect("a wait that ends exists");
         let lock = self.locks.get_mut(&wait.lock).expect("a lock that is waited for exists");
         let queue = lock.queue.as_mut().expect("a lock that is waited for has a queue");
         queue.remove(ticket, wait.mode);
@@ -257,10 +257,11 @@ impl State {
             let owner = self.leases[&wait.lease].owner.clone();
             self.lease_making_waits.remove(&(owner, wait.request.clone()));
         }
-        let lease = self.leases.get_mut(&wait.lease).expect("a waiter's lease exists");
-        if std::mem::take(&mut lease.is_waiting) {
+        let Lease { ttl, is_waiting, .. } = self.leases[&wait.lease];
+        if is_waiting {
+            self.change_lease(wait.lease, |lease| lease.is_waiting = false);
             // R7: only now does its time begin.
-            events.push(Event::LeaseStarted { lease: wait.lease, ttl: lease.ttl });
+            events.push(Event::LeaseStarted { lease: wait.lease, ttl });
         }
         // Two requests of one lease may have waited for the same name: they share the grant.
         let reply = match self.ask_again(&wait.lock, wait.lease, &wait.value, events) {
@@ -288,7 +289,7 @@ impl State {
         events.push(Event::Changed(self.change_of_wait(ChangeKind::Cancelled, ticket)));
         let wait = self.remove_wait(ticket);
         if wait.makes_lease && !mutants::is_active("a lease outlives the wait that made it") {
-            let lease = self.leases.remove(&wait.lease).expect("a waiter's lease exists");
+            let lease = self.take_lease(wait.lease).expect("a waiter's lease exists");
             self.lease_making_waits.remove(&(lease.owner, wait.request.clone()));
             events.push(Event::LeaseEnded { lease: wait.lease });
         }
