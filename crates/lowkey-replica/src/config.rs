@@ -34,6 +34,10 @@ pub struct Config {
     pub slow_entries_max: u64,
     /// Bytes of such entries that it keeps.
     pub slow_bytes_max: u64,
+    /// Entries after which the replicas compare their states.
+    pub checkpoint_entries: u64,
+    /// And the time after which they do, if there were any.
+    pub checkpoint_nanos: u64,
 }
 
 impl Config {
@@ -53,6 +57,8 @@ impl Config {
             tail_entries: 1_000,
             slow_entries_max: 100_000,
             slow_bytes_max: 64 * 1024 * 1024,
+            checkpoint_entries: 1_000,
+            checkpoint_nanos: 1_000 * MILLISECOND,
         }
     }
 }

@@ -3,6 +3,7 @@
 use lowkey_core::{Command, LeaseId, MemberId, NodeName, WaitTime};
 use raft::eraftpb;
 
+use crate::guard::Report;
 use crate::reads::Query;
 use crate::snapshots::ReceivedSnapshot;
 
@@ -18,6 +19,8 @@ pub enum Input {
     Tick,
     /// A message from another replica of the group, as decoded by [`crate::wire::decode_message`].
     Message(Box<eraftpb::Message>),
+    /// What another replica says of its state.
+    Report(Report),
     /// A message that names a snapshot, and the snapshot.
     Snapshot(Box<ReceivedSnapshot>),
     /// A caller asks for something.

@@ -13,6 +13,7 @@
 
 mod config;
 mod entries;
+mod guard;
 mod history;
 mod input;
 mod lease_table;
@@ -34,6 +35,7 @@ mod waiting;
 pub mod wire;
 
 pub use config::Config;
+pub use guard::{Divergence, Report};
 pub use history::{Compacted, Filter, History, Page, Position, Recorded};
 pub use input::{CallId, DiskRoom, Input, Request};
 pub use output::{CannotLead, Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};

@@ -88,7 +88,7 @@ impl LogStore {
 
     /// Begins anew behind a snapshot that came from the leader.
     pub(crate) fn reset(&mut self, index: u64, term: u64) {
-        assert!(index > self.compacted_index, "a snapshot never goes back");
+        assert!(index >= self.compacted_index, "a snapshot never goes back");
         self.entries.clear();
         self.compacted_index = index;
         self.compacted_term = term;

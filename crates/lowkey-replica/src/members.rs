@@ -236,7 +236,7 @@ impl Replica {
         members(&self.conf_state.voters)
             .into_iter()
             .filter(|voter| *voter != self.config.member && self.state.member(*voter).is_some())
-            .filter(|voter| self.answers(*voter))
+            .filter(|voter| self.answers(*voter) && !self.is_suspect(*voter))
             .filter_map(|voter| raft.prs().get(voter.0).map(|progress| (progress.matched, voter)))
             .max_by_key(|(matched, voter)| (*matched, std::cmp::Reverse(*voter)))
             .map(|(_, voter)| voter)

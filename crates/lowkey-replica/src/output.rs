@@ -5,6 +5,7 @@ use lowkey_core::{
 };
 use raft::eraftpb;
 
+use crate::guard::Report;
 use crate::input::CallId;
 use crate::snapshots::SnapshotJob;
 use crate::wire;
@@ -24,6 +25,8 @@ pub struct Output {
     /// Messages for other replicas, in order. One that names a snapshot is for the sender to complete
     /// with the file of that index; then [`crate::Input::SnapshotSent`], once for each.
     pub messages: Vec<eraftpb::Message>,
+    /// What this replica says of its state; a report that is lost is no harm.
+    pub reports: Vec<Report>,
     /// Answers to callers; each caller gets one.
     pub replies: Vec<(CallId, Result<Response, Failure>)>,
     /// A snapshot to make and to write, at leisure; then [`crate::Input::SnapshotSaved`] or
@@ -43,6 +46,7 @@ impl Output {
     /// True if there is nothing to carry out.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
+            && self.reports.is_empty()
             && self.replies.is_empty()
             && self.snapshot.is_none()
             && self.changes.is_empty()
@@ -232,6 +236,8 @@ pub enum Failure {
         /// How many there would be.
         voters: usize,
     },
+    /// The states of the replicas differ, and this one does not serve; nothing was done.
+    Diverged,
     /// The node did not take over the lead, or could not.
     CannotLead {
         /// Its name.

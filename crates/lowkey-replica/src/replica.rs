@@ -96,6 +96,11 @@ pub struct Replica {
     /// A leader's messages of a term that is not on disk yet.
     held_messages: Vec<eraftpb::Message>,
     pub(crate) snapshots: crate::snapshots::Snapshots,
+    pub(crate) guard: crate::guard::Guard,
+    /// The index of the snapshot that the state began from.
+    pub(crate) began_at: u64,
+    /// The term of the last applied entry.
+    pub(crate) applied_term: u64,
     /// Taken from `raft` in this turn, to be handed back at its end.
     ready: Option<Ready>,
     pub(crate) output: Output,
@@ -140,6 +145,9 @@ impl Replica {
             saving: None,
             repairs: Vec::new(),
             held_messages: Vec::new(),
+            guard: crate::guard::Guard::default(),
+            began_at: saved.index,
+            applied_term: saved.term,
             ready: None,
             output: Output::default(),
         };
@@ -162,6 +170,7 @@ impl Replica {
         match input {
             Input::Tick => self.tick(now),
             Input::Message(message) => self.receive(now, *message),
+            Input::Report(report) => self.receive_report(now, report),
             Input::Snapshot(received) => self.receive_snapshot(*received),
             Input::Request(call, request) => self.request(now, call, request),
             Input::CallerGone(call) => self.waits.leave(now, call),
@@ -193,6 +202,10 @@ impl Replica {
                 self.hand_over();
             }
         }
+        if self.leases.is_armed() || self.guard.divergence().is_some() {
+            self.mark_idle(now);
+        }
+        self.tick_guard(now);
         if self.must_hand_over_to_leave() {
             self.hand_over();
         }
@@ -238,6 +251,9 @@ impl Replica {
     }
 
     fn request(&mut self, now: Nanos, call: CallId, request: Request) {
+        if self.divergence().is_some() {
+            return self.output.reply(call, Err(Failure::Diverged));
+        }
         if let Request::ReadStale(query) = request {
             return self.output.reply(call, Ok(reads::answer(&self.state, &query)));
         }
@@ -292,7 +308,8 @@ impl Replica {
         }
         command.stamp(self.unix_ms(now));
         let command = &command;
-        if self.node.propose(Vec::new(), command.encode()).is_err() {
+        let mark = self.mark_if_due(now);
+        if self.node.propose(mark.clone(), command.encode()).is_err() {
             if mutants::is_active("a refused proposal is answered as done") {
                 return self.answer_unapplied(call, command);
             }
@@ -305,6 +322,7 @@ impl Replica {
         if mutants::is_active("reply before commit") {
             self.answer_unapplied(call, command);
         }
+        self.marked(now, &mark);
         let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
         if let Command::RemoveMember { .. } = command {
             self.last_removal = index;
@@ -405,7 +423,8 @@ impl Replica {
     }
 
     /// A new term or role: what was certain before is not any more.
-    fn standing_changed(&mut self, now: Nanos) {
+    pub(crate) fn standing_changed(&mut self, now: Nanos) {
+        self.restart_marks(now);
         // R3: deadlines of an earlier lead are forgotten, whoever leads now.
         self.leases.disarm();
         let interrupted = self.waits.disarm();
@@ -561,9 +580,13 @@ impl Replica {
                     None
                 }
             };
+            self.applied_term = term;
             self.arm_if_leading(now, term);
+            self.checkpoint(now, index, &entry.context);
             if let Some(proposal) = self.proposals.take(index) {
                 let answer = match reply {
+                    // What this state makes of it is worth nothing; what became of it others know.
+                    Some(_) if self.divergence().is_some() => Err(Failure::OutcomeUnknown),
                     Some((command, Ok(Reply::Waiting { ticket }))) if proposal.term == term => {
                         let Proposal { call, wait, .. } = proposal;
                         self.park(now, ticket, Returned { call, command, wait });
@@ -621,14 +644,21 @@ impl Replica {
                 Event::WaitEnded { ticket, end } => self.wait_ended(now, ticket, end),
             }
         }
-        self.output.changes.push((entry.index, changes));
+        self.tell_changes(entry.index, changes);
         Ok((command, applied.reply))
     }
 
     /// Counts one of `raft`'s own entries.
     fn pass_over(&mut self, index: u64) {
         self.state.advance(index);
-        self.output.changes.push((index, Vec::new()));
+        self.tell_changes(index, Vec::new());
+    }
+
+    /// What a state that is in doubt went through is shown to nobody.
+    fn tell_changes(&mut self, index: u64, changes: Vec<lowkey_core::Change>) {
+        if self.divergence().is_none() {
+            self.output.changes.push((index, changes));
+        }
     }
 
     fn lease_ended(&mut self, lease: LeaseId) {
@@ -639,12 +669,13 @@ impl Replica {
     }
 
     /// R1, R3: from the first applied entry of its own term on, a leader that votes times leases.
-    fn arm_if_leading(&mut self, now: Nanos, applied_term: u64) {
+    pub(crate) fn arm_if_leading(&mut self, now: Nanos, applied_term: u64) {
         let raft = &self.node.raft;
         if !self.leases.is_armed()
             && raft.state == StateRole::Leader
             && applied_term == raft.term
             && raft.prs().conf().voters().contains(self.config.member.0)
+            && self.divergence().is_none()
         {
             // R7: the time of a lease that waits for its grant has not begun.
             let running = self.state.leases().filter(|(_, lease)| !lease.is_waiting);
@@ -725,7 +756,7 @@ fn names_request(command: &Command) -> bool {
 }
 
 /// One step of SplitMix64, used as a hash.
-fn mix(seed: u64, value: u64) -> u64 {
+pub(crate) fn mix(seed: u64, value: u64) -> u64 {
     let mut z = (seed ^ value).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -78,6 +78,10 @@ impl Snapshots {
         self.pause_ticks = self.pause_ticks.saturating_sub(1);
     }
 
+    pub(crate) fn is_being_made(&self) -> bool {
+        self.being_made.is_some()
+    }
+
     pub(crate) fn compaction_due(&self) -> Option<u64> {
         self.compaction_due
     }
@@ -101,6 +105,10 @@ impl Replica {
 
     /// Has a snapshot of the applied state made, unless one is being made already.
     pub(crate) fn make_snapshot(&mut self) {
+        // Nobody is to begin from a state that is in doubt.
+        if self.divergence().is_some() {
+            return;
+        }
         let applied = self.state.revision();
         let snapshots = &mut self.snapshots;
         let base = snapshots.saved;
@@ -209,6 +217,8 @@ impl Replica {
             self.output.reply(proposal.call, Err(crate::output::Failure::OutcomeUnknown));
         }
         self.state = state;
+        self.applied_term = term;
+        self.begin_anew(index);
         // What was applied before is part of what is lost.
         self.output.changes.clear();
         self.output.history_lost = Some(index);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use lowkey_core::{MemberId, NodeInfo, State, Token, mutants};
 use raft::StateRole;
 
+use crate::guard::Divergence;
 use crate::replica::Replica;
 
 /// A replica's standing, for people and for the service around it.
@@ -20,6 +21,8 @@ pub struct Status {
     pub leader: Option<MemberId>,
     /// R1: it leads, and may touch leases.
     pub serving: bool,
+    /// Its state differs from the others', and it does not serve.
+    pub divergence: Option<Divergence>,
     /// The last index that is applied.
     pub applied: u64,
     /// The last index that is known to be committed.
@@ -111,6 +114,7 @@ impl Replica {
             role: role(raft.state),
             leader: self.leader(),
             serving: self.leases.is_armed(),
+            divergence: self.divergence(),
             applied: self.state.revision(),
             committed: raft.raft_log.committed,
             leases: self.state.leases().len(),

@@ -7,8 +7,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use lowkey_core::{DIGEST_VERSION, MemberId};
 use prost::Message as _;
 use raft::eraftpb;
+
+use crate::guard::Report;
+use crate::input::Input;
 
 /// A higher term is not the work of elections, at ten a second in three billion years, but of an
 /// error; `raft` would follow it, and could not count beyond the last one.
@@ -67,6 +71,65 @@ struct MessageProto {
     /// The group that the message belongs to.
     #[prost(uint32, tag = "16")]
     group: u32,
+    /// Not one of `raft`'s messages, but what a replica says of its state.
+    #[prost(message, optional, tag = "17")]
+    report: Option<ReportProto>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct ReportProto {
+    #[prost(uint64, tag = "1")]
+    index: u64,
+    #[prost(fixed64, tag = "2")]
+    digest: u64,
+    #[prost(bool, tag = "3")]
+    wants_answer: bool,
+}
+
+/// What makes an entry a checkpoint: its context.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct MarkProto {
+    /// How states are digested.
+    #[prost(uint32, tag = "1")]
+    digest_version: u32,
+    #[prost(uint64, tag = "2")]
+    previous_index: u64,
+    #[prost(fixed64, tag = "3")]
+    previous_digest: u64,
+}
+
+/// An entry's mark as a checkpoint, and the proposer's digest at the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) previous: Option<(u64, u64)>,
+}
+
+/// What one replica says to another.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Said {
+    /// A message of `raft`'s.
+    Message(eraftpb::Message),
+    /// What the other's state came to.
+    Report(Report),
+}
+
+impl Said {
+    /// Who says it.
+    pub fn from(&self) -> MemberId {
+        match self {
+            Self::Message(message) => MemberId(message.from),
+            Self::Report(report) => report.from,
+        }
+    }
+}
+
+impl From<Said> for Input {
+    fn from(said: Said) -> Self {
+        match said {
+            Said::Message(message) => Self::Message(Box::new(message)),
+            Said::Report(report) => Self::Report(report),
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -201,14 +264,49 @@ pub fn encode_message(group: u32, message: eraftpb::Message) -> Vec<u8> {
         context: message.context.to_vec(),
         priority: message.priority,
         group,
+        report: None,
     }
     .encode_to_vec()
 }
 
-/// Reads a message and the group that it is for. Kinds that only a node may send to itself are
-/// refused: `raft` would act on them as if they were its own.
-pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError> {
+/// What a replica says of its state, for another replica of the group.
+pub fn encode_report(group: u32, report: Report) -> Vec<u8> {
+    let Report { from, to, index, digest, wants_answer } = report;
+    MessageProto {
+        to: to.0,
+        from: from.0,
+        group,
+        report: Some(ReportProto { index, digest, wants_answer }),
+        ..Default::default()
+    }
+    .encode_to_vec()
+}
+
+/// Reads what another replica says, and the group that it is for.
+pub fn decode(bytes: &[u8]) -> Result<(u32, Said), WireError> {
     let proto = MessageProto::decode(bytes)?;
+    let group = proto.group;
+    let said = match proto.report {
+        None => Said::Message(from_message(proto)?),
+        Some(_) if proto.from == 0 => return Err(WireError("a report without a sender".into())),
+        Some(ReportProto { index, digest, wants_answer }) => {
+            let (from, to) = (MemberId(proto.from), MemberId(proto.to));
+            Said::Report(Report { from, to, index, digest, wants_answer })
+        }
+    };
+    Ok((group, said))
+}
+
+/// Reads a message of `raft`'s, and nothing else, and the group that it is for.
+pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError> {
+    match decode(bytes)? {
+        (group, Said::Message(message)) => Ok((group, message)),
+        (_, Said::Report(_)) => Err(WireError("a report where a message is due".into())),
+    }
+}
+
+/// Kinds that only a node may send to itself are refused: `raft` would act on them as if they were its own.
+fn from_message(proto: MessageProto) -> Result<eraftpb::Message, WireError> {
     // `raft` takes a message without a term for one of its own.
     if proto.term == 0 || proto.from == 0 {
         return Err(WireError("a message without term or sender".into()));
@@ -243,7 +341,19 @@ pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError
         (_, Some(_)) => return Err(WireError("a snapshot in a message of another kind".into())),
         (_, None) => {}
     }
-    Ok((proto.group, message))
+    Ok(message)
+}
+
+pub(crate) fn encode_mark(mark: Mark) -> Vec<u8> {
+    let (previous_index, previous_digest) = mark.previous.unwrap_or_default();
+    MarkProto { digest_version: DIGEST_VERSION, previous_index, previous_digest }.encode_to_vec()
+}
+
+/// Nothing for an entry that is no checkpoint, or one of a version that digests states in another way.
+pub(crate) fn decode_mark(context: &[u8]) -> Option<Mark> {
+    let MarkProto { digest_version, previous_index, previous_digest } = MarkProto::decode(context).ok()?;
+    let previous = (previous_index > 0).then_some((previous_index, previous_digest));
+    (digest_version == DIGEST_VERSION).then_some(Mark { previous })
 }
 
 /// `raft` panics on an append whose entries do not follow one another.

@@ -33,6 +33,8 @@
 //!
 //! Disk: `room N ample|reserve|exhausted`, `save N [fail|file_only]` with `hold_snapshots=true`, `dump N…`
 //!
+//! `tamper N TEXT OTHER`: changes the state in a snapshot as no checksum notices
+//!
 //! And `hand_over N`, `status`, `hash`, `waiting`, `set KEY=VALUE…`; `show_changes` tells what watchers are told.
 
 mod cluster;
@@ -169,6 +171,10 @@ impl Runner {
                 Ok(())
             }
             "dump" => nodes(args)?.into_iter().try_for_each(|node| self.cluster.dump(node)),
+            "tamper" => {
+                let (node, from, to) = (node_id(next(args)?)?, next(args)?, next(args)?);
+                self.cluster.tamper(node, from, to)
+            }
             "set" => self.set(args),
             _ => self.network(name, args, step_only),
         }
@@ -282,6 +288,7 @@ impl Runner {
                 "seed" => settings.seed = value.parse()?,
                 "hold_snapshots" => settings.hold_snapshots = value.parse()?,
                 "show_messages" => settings.show_messages = value.parse()?,
+                "checkpoints" => settings.checkpoints = value.parse()?,
                 "show_changes" => settings.show_changes = value.parse()?,
                 "show_disk" => settings.show_disk = value.parse()?,
                 other => return Err(format!("no such setting: {other}").into()),

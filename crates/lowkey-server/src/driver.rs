@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lowkey_replica::{
-    CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status, Turn,
+    CallId, DiskRoom, Divergence, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status,
+    Turn,
 };
 use lowkey_wal::{Record, SealedError, Wal, WalError};
 use tokio::sync::oneshot;
@@ -140,8 +141,8 @@ impl Running {
                 Event::Stop => return true,
             }
         }
-        for message in batch.messages {
-            self.step(Input::Message(Box::new(message)));
+        for said in batch.messages {
+            self.step(said.into());
         }
         for asked in batch.requests {
             self.ask(asked);
@@ -259,7 +260,7 @@ impl Running {
     }
 
     fn carry_out(&mut self, output: Output) {
-        self.driver.links.send(output.messages);
+        self.driver.links.send(output.messages, output.reports);
         if let Some(index) = output.history_lost {
             self.driver.feed.reset(index);
         }
@@ -297,6 +298,7 @@ impl Running {
             }
         }
         tell_of_members(&before, &status);
+        tell_of_divergence(before.divergence, status.divergence);
         self.driver.links.follow(&status);
         let is_removed = status.has_removed(status.member);
         self.driver.view.publish(status);
@@ -337,6 +339,22 @@ fn tell_of_members(before: &Status, status: &Status) {
     for gone in before.members.iter().filter(|known| !status.members.iter().any(|m| m.member == known.member))
     {
         tracing::info!(member = gone.member.0, node = %gone.node.name, "a node was removed");
+    }
+}
+
+/// Says that this node's state is in doubt, what that means, and when it is over.
+fn tell_of_divergence(before: Option<Divergence>, divergence: Option<Divergence>) {
+    match divergence {
+        _ if before == divergence => {}
+        Some(Divergence::Minority { index }) => tracing::error!(
+            index,
+            "this node's state differs from that of the majority: it stops serving, and takes a snapshot from the leader"
+        ),
+        Some(Divergence::NoMajority { index }) => tracing::error!(
+            index,
+            "the nodes' states differ, and no majority has the same: this node stops serving until one has"
+        ),
+        None => tracing::warn!("this node's state is that of the majority again: it serves"),
     }
 }
 

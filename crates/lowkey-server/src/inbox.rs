@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use lowkey_replica::{CallId, Failure, Input, Message, Request, Response};
+use lowkey_replica::wire::Said;
+use lowkey_replica::{CallId, Failure, Input, Request, Response};
 use tokio::sync::oneshot;
 
 use crate::housekeeper::Report;
@@ -34,7 +35,7 @@ pub(crate) struct Asked {
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
-    pub(crate) messages: Vec<Message>,
+    pub(crate) messages: Vec<Said>,
     pub(crate) requests: Vec<Asked>,
 }
 
@@ -57,7 +58,7 @@ pub(crate) enum Event {
 #[derive(Default)]
 struct Lanes {
     events: VecDeque<Event>,
-    messages: VecDeque<Message>,
+    messages: VecDeque<Said>,
     keeping: VecDeque<Asked>,
     wanting: VecDeque<Asked>,
     last_call: u64,
@@ -85,7 +86,7 @@ impl Inbox {
     }
 
     /// Takes in messages of a peer, as far as there is room.
-    pub(crate) fn deliver(&self, messages: impl IntoIterator<Item = Message>) {
+    pub(crate) fn deliver(&self, messages: impl IntoIterator<Item = Said>) {
         let mut lanes = self.lanes();
         let room = MESSAGES_MAX.saturating_sub(lanes.messages.len());
         lanes.messages.extend(messages.into_iter().take(room));

@@ -249,6 +249,13 @@ impl Collector for Observed {
         gauge(encoder, "is_leader", "1 if this node leads", i64::from(leads))?;
         gauge(encoder, "has_leader", "1 if this node knows a leader", i64::from(status.leader.is_some()))?;
         gauge(encoder, "is_serving", "1 if this node leads and may touch leases", i64::from(status.serving))?;
+        let diverged = i64::from(status.divergence.is_some());
+        gauge(
+            encoder,
+            "is_diverged",
+            "1 if the state differs from other nodes\', and this node does not serve",
+            diverged,
+        )?;
         gauge(encoder, "term", "The present term; each new one is an election", status.term)?;
         gauge(encoder, "applied_index", "The last entry that is applied here", status.applied)?;
         gauge(encoder, "committed_index", "The last entry known to be committed", status.committed)?;

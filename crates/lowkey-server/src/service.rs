@@ -34,7 +34,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::edge::stopped;
 use crate::inbox::{Event, Inbox};
 use crate::metrics::Metrics;
-use crate::operation::{Operation, failure, outcome_unknown, place_kept};
+use crate::operation::{Operation, diverged, failure, outcome_unknown, place_kept};
 use crate::peers::proto::ReadRevisionRequest;
 use crate::peers::proto::forward_reply::Outcome;
 use crate::peers::{Forward, ForwardError, Forwarded, Forwarders, Hello};
@@ -86,11 +86,7 @@ impl Service {
     }
 
     async fn answer_client<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
-        if self.view.is_removed() {
-            let message =
-                "this node was removed from its cluster and is about to end; nothing was done, ask another";
-            return Err(ApiError::new(Reason::NodeRemoved, message));
-        }
+        self.check_standing()?;
         operation.name_request(new_request_id);
         // Whatever is wrong with it is found here, before anyone else is bothered.
         let request =
@@ -106,6 +102,19 @@ impl Service {
         tokio::select! {
             answer = self.call_leader(operation) => answer,
             () = stopped(self.stopping.subscribe()) => Err(place_kept(&request_id)),
+        }
+    }
+
+    /// A node that was removed, or whose state is in doubt, answers nothing.
+    fn check_standing(&self) -> Result<(), ApiError> {
+        if self.view.is_removed() {
+            let message =
+                "this node was removed from its cluster and is about to end; nothing was done, ask another";
+            return Err(ApiError::new(Reason::NodeRemoved, message));
+        }
+        match self.view.status().divergence {
+            None => Ok(()),
+            Some(divergence) => Err(diverged(Some(divergence))),
         }
     }
 

@@ -93,6 +93,11 @@ pub const MUTANTS: &[&str] = &[
     "a leader applies that it is gone",
     "a removal may cost the quorum",
     "removed before the configuration changed",
+    // Replicas that drift apart.
+    "a minority goes on",
+    "a minority takes no snapshot",
+    "without a majority all go on",
+    "one other digest is a majority",
 ];
 
 /// Those that no seed of the first 200 has caught: a scenario does, and is asked first.
@@ -105,6 +110,10 @@ const BY_SCENARIO: &[&str] = &[
     "a new leader gives waiters no time",
     "a leader applies that it is gone",
     "a removal may cost the quorum",
+    "a minority goes on",
+    "a minority takes no snapshot",
+    "without a majority all go on",
+    "one other digest is a majority",
 ];
 
 /// Mutants that break no promise as things are: see `docs/simulation.md` for why.

@@ -36,6 +36,8 @@ pub(crate) struct Node {
     pub(crate) doom: Option<Doom>,
     /// Its log was damaged, and it rightly refused to start.
     pub(crate) refused: bool,
+    /// Its state was tampered with, and is not what the log says.
+    pub(crate) drifted: bool,
     /// It learned that it was removed, and ended.
     pub(crate) removed: bool,
     /// Which process has learned of it.
@@ -138,6 +140,7 @@ impl Node {
             stalled_until: 0,
             doom: None,
             refused: false,
+            drifted: false,
             removed: false,
             told_removed: None,
             wakes_at: None,

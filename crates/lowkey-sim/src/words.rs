@@ -193,6 +193,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("not done, of the {voters} that would be left only {answering} answer")
         }
         Err(Failure::CannotLead { name, .. }) => format!("not done, {name} does not lead"),
+        Err(Failure::Diverged) => "not done, my state is in doubt".to_owned(),
         Err(Failure::NotUnderstood { by }) => format!("not done, {by} does not understand it"),
         Err(Failure::NodeTooOld { .. }) => "not done, the machine's version is too old".to_owned(),
     }

@@ -77,6 +77,9 @@ scenarios! {
     three_become_one_each_leader_in_turn
     a_leader_elected_on_its_way_out
     a_removal_that_would_cost_the_quorum
+    a_followers_state_drifts
+    a_leaders_state_drifts
+    three_states_and_no_majority
     an_elections_leader_killed_with_many_candidates
 }
 

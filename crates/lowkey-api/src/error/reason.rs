@@ -95,6 +95,8 @@ reasons! {
     NodeRemoved = "NODE_REMOVED", Unavailable, 503, Retry;
     /// The node is about to end.
     NodeStopping = "NODE_STOPPING", Unavailable, 503, Retry;
+    /// The node's state differs from that of others, and it does not serve.
+    NodeDiverged = "NODE_DIVERGED", Unavailable, 503, Retry;
     /// No leader is known; nothing was proposed or forwarded.
     NoLeader = "NO_LEADER", Unavailable, 503, Retry;
     /// The leader does not hear from a majority; nothing was proposed or forwarded.

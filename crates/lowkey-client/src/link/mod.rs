@@ -382,8 +382,8 @@ impl Task {
         };
         let error = ApiError::from(error);
         match error.reason {
-            // The node is about to end: what it has not answered is asked elsewhere.
-            Reason::NodeStopping | Reason::NodeRemoved => {
+            // The node is about to end, or may not answer: what it has not answered is asked elsewhere.
+            Reason::NodeStopping | Reason::NodeRemoved | Reason::NodeDiverged => {
                 if seq == 0 || !self.pending.retry(seq, &error, Instant::now()) {
                     self.broken(&error.message);
                 }

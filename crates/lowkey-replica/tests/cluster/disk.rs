@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use lowkey_core::State;
 use lowkey_replica::{Found, LogRecord, Persist, RecordKind, SnapshotFile};
 use prost::Message as _;
 
@@ -24,7 +25,7 @@ impl Disk {
 
     /// Snapshot files are kept by index: the newest counts.
     pub(crate) fn save_snapshot(&mut self, snapshot: &SnapshotFile) {
-        if self.snapshot.as_ref().is_none_or(|saved| saved.index < snapshot.index) {
+        if self.snapshot.as_ref().is_none_or(|saved| saved.index <= snapshot.index) {
             self.snapshot = Some(snapshot.clone());
         }
     }
@@ -32,6 +33,20 @@ impl Disk {
     /// The payload of the snapshot of an index.
     pub(crate) fn snapshot(&self, index: u64) -> Option<Vec<u8>> {
         self.snapshot.as_ref().filter(|file| file.index == index).map(|file| file.payload.clone())
+    }
+
+    /// Puts one text in the place of another, of the same length, in the state of the snapshot, and makes its
+    /// hash fit: what no checksum finds.
+    pub(crate) fn tamper(&mut self, from: &str, to: &str) -> Result<(), String> {
+        let file = self.snapshot.as_mut().ok_or("there is no snapshot")?;
+        let mut record =
+            SnapshotRecord::decode(file.payload.as_slice()).map_err(|error| error.to_string())?;
+        let place = record.state.windows(from.len()).position(|text| text == from.as_bytes());
+        let place = place.filter(|_| from.len() == to.len()).ok_or("there is no such text")?;
+        record.state[place..place + to.len()].copy_from_slice(to.as_bytes());
+        record.state_hash = State::hash_of_snapshot(&record.state);
+        file.payload = record.encode_to_vec();
+        Ok(())
     }
 
     pub(crate) fn write(&mut self, record: &LogRecord) {
@@ -93,6 +108,20 @@ struct HardStateRecord {
     vote: u64,
     #[prost(uint64, tag = "3")]
     commit: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct SnapshotRecord {
+    #[prost(uint64, tag = "1")]
+    index: u64,
+    #[prost(uint64, tag = "2")]
+    term: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    conf_state: Vec<u8>,
+    #[prost(bytes = "vec", tag = "4")]
+    state: Vec<u8>,
+    #[prost(fixed64, tag = "5")]
+    state_hash: u64,
 }
 
 fn entry_words(payload: &[u8]) -> String {

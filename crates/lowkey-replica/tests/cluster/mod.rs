@@ -14,7 +14,8 @@ use std::fmt::Write as _;
 use lowkey_core::{COMMAND_VERSION, ClusterId, LeaseId, MemberId, NodeIdentity, NodeInfo, NodeName};
 use lowkey_replica::{
     CallId, Config, Input, MILLISECOND, Message, MessageType, Nanos, Output, Persist, ReceivedSnapshot,
-    Replica, Request, SnapshotFile, SnapshotJob, found, wire,
+    Replica, Report, Request, SnapshotFile, SnapshotJob, found,
+    wire::{self, Said},
 };
 
 pub(crate) use disk::Disk;
@@ -47,6 +48,10 @@ pub(crate) struct Cluster {
     cut: BTreeSet<(u64, u64)>,
     calls: BTreeMap<CallId, Call>,
     last_call: u64,
+    /// What replicas say of their states, under way.
+    said: VecDeque<Report>,
+    /// Nodes whose state was tampered with.
+    drifted: BTreeSet<u64>,
     /// What a node is told once its turn is over.
     reports: VecDeque<(u64, Input)>,
     /// Nodes that were told that they are no members any more.
@@ -68,6 +73,7 @@ pub(crate) struct Settings {
     pub(crate) slow_bytes_max: u64,
     pub(crate) leases_max: usize,
     pub(crate) command_version: u32,
+    pub(crate) checkpoints: bool,
     pub(crate) seed: u64,
     /// Snapshots stay unwritten until a script says so.
     pub(crate) hold_snapshots: bool,
@@ -130,6 +136,8 @@ impl Cluster {
             cut: BTreeSet::new(),
             calls: BTreeMap::new(),
             last_call: 0,
+            said: VecDeque::new(),
+            drifted: BTreeSet::new(),
             reports: VecDeque::new(),
             told_removed: BTreeSet::new(),
             hashes: BTreeMap::new(),
@@ -142,6 +150,7 @@ impl Cluster {
                 slow_bytes_max: 64 * 1024 * 1024,
                 leases_max: 1_000_000,
                 command_version: COMMAND_VERSION,
+                checkpoints: false,
                 seed: 1,
                 hold_snapshots: false,
                 show_messages: false,
@@ -199,6 +208,10 @@ impl Cluster {
         config.slow_bytes_max = self.settings.slow_bytes_max;
         config.leases_max = leases_max;
         config.command_version = self.settings.command_version;
+        // Most scripts count entries, and speak of other things.
+        if !self.settings.checkpoints {
+            (config.checkpoint_entries, config.checkpoint_nanos) = (u64::MAX, u64::MAX);
+        }
         let node = self.nodes.entry(id).or_insert_with(|| Node::new(Disk::default()));
         if node.replica.is_some() {
             return Err(format!("n{id} is up").into());
@@ -296,6 +309,7 @@ impl Cluster {
         for message in output.messages {
             self.send(message)?;
         }
+        self.said.extend(output.reports);
         for (call_id, answer) in output.replies {
             let call = self.calls.get_mut(&call_id).ok_or("an answer to nobody's question")?;
             assert_eq!(call.node, id, "call {call_id:?} is answered by another node");
@@ -388,6 +402,14 @@ impl Cluster {
         }
         node.leases = leases;
         let (revision, hash) = (replica.state().revision(), replica.state().hash());
+        if self.drifted.contains(&id) {
+            if self.hashes.get(&revision) == Some(&hash) {
+                self.drifted.remove(&id);
+                lines.push(format!("n{id} is right again"));
+            }
+            lines.into_iter().for_each(|line| self.tell(line));
+            return;
+        }
         let known = *self.hashes.entry(revision).or_insert(hash);
         assert_eq!(known, hash, "n{id} differs from the others at revision {revision}");
         lines.into_iter().for_each(|line| self.tell(line));
@@ -483,8 +505,11 @@ impl Cluster {
             }
             let queues: Vec<(u64, u64)> =
                 self.network.iter().filter(|(_, queue)| !queue.is_empty()).map(|(key, _)| *key).collect();
-            if queues.is_empty() {
+            if queues.is_empty() && self.said.is_empty() {
                 return Ok(());
+            }
+            for report in std::mem::take(&mut self.said) {
+                self.deliver_report(report)?;
             }
             for (from, to) in queues {
                 while let Some(letter) = self.take(from, to, None) {
@@ -493,6 +518,24 @@ impl Cluster {
             }
         }
         Err("it never comes to rest".into())
+    }
+
+    fn deliver_report(&mut self, report: Report) -> Done {
+        let Report { from, to, .. } = report;
+        let is_up = self.nodes.get(&to.0).is_some_and(|node| node.replica.is_some());
+        if !is_up || self.cut.contains(&(from.0, to.0)) {
+            return Ok(());
+        }
+        let (_, said) = wire::decode(&wire::encode_report(GROUP, report))?;
+        assert_eq!(said, Said::Report(report));
+        self.step(to.0, said.into())
+    }
+
+    /// Makes the snapshot on the disk of a node that is down another one, as no checksum would notice.
+    pub(crate) fn tamper(&mut self, id: u64, from: &str, to: &str) -> Done {
+        self.node(id)?.disk.tamper(from, to)?;
+        self.drifted.insert(id);
+        Ok(())
     }
 
     /// Cuts the way from one node to another; what is under way is lost.

@@ -101,6 +101,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         }
         Err(Failure::WaitGivenUp { lock }) => format!("WAIT_GIVEN_UP {lock}"),
         Err(Failure::OutcomeUnknown) => "OUTCOME_UNKNOWN".to_owned(),
+        Err(Failure::Diverged) => "DIVERGED".to_owned(),
         Err(Failure::Busy) => "BUSY".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
         Err(Failure::TooManyLeases { leases_max }) => format!("TOO_MANY_LEASES max {leases_max}"),
@@ -215,12 +216,16 @@ pub(crate) fn change_words(change: &Change) -> String {
 
 /// `leads term 2, serving` or `follows n1 in term 2`.
 pub(crate) fn standing_words(status: &Status) -> String {
-    match (status.role, status.leader) {
+    let standing = match (status.role, status.leader) {
         (Role::Leader, _) if status.serving => format!("leads term {}, serving", status.term),
         (Role::Leader, _) => format!("leads term {}", status.term),
         (Role::Candidate, _) => format!("stands for election in term {}", status.term),
         (Role::Follower, Some(leader)) => format!("follows n{leader} in term {}", status.term),
         (Role::Follower, None) => format!("follows nobody in term {}", status.term),
+    };
+    match status.divergence {
+        None => standing,
+        Some(divergence) => format!("{standing}, and stopped: {divergence:?}"),
     }
 }
 

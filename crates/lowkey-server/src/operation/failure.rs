@@ -3,7 +3,7 @@
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use lowkey_core::{InTheWay, LockName, Mode, Refusal, Scope};
-use lowkey_replica::{CannotLead, Failure};
+use lowkey_replica::{CannotLead, Divergence, Failure};
 
 /// A refusal of the replica as the caller is told it; nothing if the caller should ask another node.
 pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
@@ -17,6 +17,7 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
         .with("lock_name", lock),
         Failure::Refused(refusal) => refused(refusal),
         Failure::OutcomeUnknown => outcome_unknown(request_id),
+        Failure::Diverged => diverged(None),
         Failure::Busy => {
             ApiError::new(Reason::LimitBusy, "the leader has more to do than it can take in; try again shortly")
                 .retry_after_ms(100)
@@ -71,6 +72,22 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
             ),
         ),
     })
+}
+
+/// The states of the replicas differ. A replica that leads says so to others without saying more.
+pub(crate) fn diverged(divergence: Option<Divergence>) -> ApiError {
+    let what = match divergence {
+        Some(Divergence::Minority { index }) => format!(
+            "this node's state differs from that of the majority as of entry {index}: it does not serve, and takes a snapshot \
+             from the leader"
+        ),
+        Some(Divergence::NoMajority { index }) => format!(
+            "the nodes' states differ as of entry {index}, and no majority has the same: no node serves; see \"When nodes \
+             differ\" in docs/operations.md"
+        ),
+        None => "the leader's state differs from that of other nodes: it does not serve".to_owned(),
+    };
+    ApiError::new(Reason::NodeDiverged, format!("{what}; nothing was done")).retry_after_ms(500)
 }
 
 /// It may have happened: the caller can find out by asking again under the same id.

@@ -20,7 +20,7 @@ use lowkey_core::{Invalid, LeaseId};
 use lowkey_replica::{Request, Response};
 
 pub(crate) use cluster::{parse_address, parse_hex};
-pub(crate) use failure::{failure, outcome_unknown, place_kept};
+pub(crate) use failure::{diverged, failure, outcome_unknown, place_kept};
 pub(crate) use reads::{mode, scope};
 
 /// An operation of the API.

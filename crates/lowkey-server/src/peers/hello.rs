@@ -158,6 +158,7 @@ mod tests {
             role: Role::Follower,
             leader: Some(MemberId(2)),
             serving: false,
+            divergence: None,
             applied: 9,
             committed: 9,
             leases: 0,

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lowkey_core::MemberId;
-use lowkey_replica::{Message, MessageType, Status, wire};
+use lowkey_replica::{Message, MessageType, Report, Status, wire};
 use tokio::sync::mpsc;
 
 pub(crate) use forward::{Forward, ForwardError, Forwarded};
@@ -123,8 +123,8 @@ impl Links {
         self.links.insert(member, link);
     }
 
-    /// Sends messages, those for one member in one frame.
-    pub(crate) fn send(&mut self, messages: Vec<Message>) {
+    /// Sends what the replica says, all that is for one member in one frame.
+    pub(crate) fn send(&mut self, messages: Vec<Message>, reports: Vec<Report>) {
         let mut frames: HashMap<MemberId, Vec<Vec<u8>>> = HashMap::new();
         for message in messages {
             let to = MemberId(message.to);
@@ -133,6 +133,9 @@ impl Links {
             } else {
                 frames.entry(to).or_default().push(wire::encode_message(GROUP, message));
             }
+        }
+        for report in reports {
+            frames.entry(report.to).or_default().push(wire::encode_report(GROUP, report));
         }
         for (to, frame) in frames {
             let sent = self.links.get(&to).is_some_and(|link| link.messages.try_send(frame).is_ok());

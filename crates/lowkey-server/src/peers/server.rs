@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use lowkey_replica::{Input, Message, wire};
+use lowkey_replica::wire::{self, Said};
+use lowkey_replica::{Input, Message};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::StreamExt as _;
@@ -64,19 +65,25 @@ impl Peers {
 
     /// Hands encoded messages to the replica, if they are from whom they say.
     fn deliver(&self, caller: &Caller, encoded: &[Vec<u8>]) -> Result<(), Status> {
-        let messages = encoded.iter().map(|bytes| read_message(caller, bytes));
-        self.service.inbox.deliver(messages.collect::<Result<Vec<_>, _>>()?);
+        let said = encoded.iter().map(|bytes| read(caller, bytes));
+        self.service.inbox.deliver(said.collect::<Result<Vec<_>, _>>()?);
         Ok(())
     }
 }
 
-fn read_message(caller: &Caller, bytes: &[u8]) -> Result<Message, Status> {
-    let (group, message) =
-        wire::decode_message(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    if group != GROUP || message.from != caller.member.0 {
+fn read(caller: &Caller, bytes: &[u8]) -> Result<Said, Status> {
+    let (group, said) = wire::decode(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    if group != GROUP || said.from() != caller.member {
         return Err(Status::invalid_argument("a message of another group or sender"));
     }
-    Ok(message)
+    Ok(said)
+}
+
+fn read_message(caller: &Caller, bytes: &[u8]) -> Result<Message, Status> {
+    match read(caller, bytes)? {
+        Said::Message(message) => Ok(message),
+        Said::Report(_) => Err(Status::invalid_argument("a report where a message is due")),
+    }
 }
 
 #[tonic::async_trait]

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::Service;
 use crate::edge::{Events, Node};
 use crate::join::REMOVED_MEMBER;
+use crate::operation::diverged;
 
 impl Node for Service {
     async fn create_lease(&self, request: CreateLeaseRequest) -> Result<CreateLeaseResponse, ApiError> {
@@ -172,6 +173,7 @@ impl Node for Service {
         match (status.role, status.leader) {
             _ if self.view.is_removed() => Err("the node was removed from its cluster".into()),
             _ if *self.stopping.borrow() => Err("the node is stopping".into()),
+            _ if status.divergence.is_some() => Err(diverged(status.divergence).message),
             (Role::Leader, _) if !status.serving => Err("this node was elected and is catching up".into()),
             (_, Some(_)) => Ok(()),
             (_, None) => Err("no leader is known".into()),
@@ -205,6 +207,7 @@ pub(super) fn in_words_of_elections(error: ApiError) -> ApiError {
 fn state_name(status: &Status) -> &'static str {
     let own = status.members.iter().find(|member| member.member == status.member);
     match status.role {
+        _ if status.divergence.is_some() => "diverged",
         Role::Leader => "leader",
         Role::Candidate => "candidate",
         Role::Follower if own.is_some_and(|own| own.voter) => "follower",

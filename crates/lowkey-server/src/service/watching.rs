@@ -16,6 +16,7 @@ impl Service {
         let invalid = |invalid: Invalid| ApiError::invalid(invalid.field, invalid.problem);
         let filter = filter(&request).map_err(invalid)?;
         let start = start(&request).map_err(invalid)?;
+        self.check_standing()?;
         // What this node has not applied yet may have happened all the same: the leader knows.
         if start.needs() > self.hub.applied() {
             let committed = self.call(ReadRevisionRequest {}).await?.revision;

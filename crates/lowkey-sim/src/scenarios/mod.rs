@@ -6,6 +6,7 @@
 
 mod cancelled;
 mod cut_leader;
+mod drift;
 mod election;
 mod failovers;
 mod late_replies;
@@ -47,6 +48,11 @@ const fn story(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
 /// A story of three who want the same lock.
 const fn in_line(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
     Scenario { clients: 3, ..story(name, play) }
+}
+
+/// A story in which machines begin again from their snapshots.
+const fn drifting(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
+    Scenario { snapshot_entries: 20, ..story(name, play) }
 }
 
 /// All of them.
@@ -113,6 +119,9 @@ pub const ALL: &[Scenario] = &[
         ..story("a_leader_elected_on_its_way_out", removal::of_a_leader_elected_on_its_way_out)
     },
     story("a_removal_that_would_cost_the_quorum", removal::that_would_cost_the_quorum),
+    drifting("a_followers_state_drifts", drift::of_a_follower),
+    drifting("a_leaders_state_drifts", drift::of_a_leader),
+    drifting("three_states_and_no_majority", drift::of_two),
     Scenario {
         clients: 6,
         ..story("an_elections_leader_killed_with_many_candidates", election::leader_killed)

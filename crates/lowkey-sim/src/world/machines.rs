@@ -4,7 +4,9 @@ use lowkey_core::{MemberId, mutants};
 use lowkey_replica::{Input, MessageType, Output, Role, wire};
 
 use super::{Event, GROUP, TICK_NANOS, World};
-use crate::invariants::{Check, Committed, Violation, no_leader_drops_itself};
+use crate::invariants::{
+    Check, Committed, Violation, is_right, no_leader_drops_itself, only_the_drifted_stop,
+};
 use crate::node::{StartProblem, load_snapshot};
 use crate::plan::{MILLISECOND, SECOND};
 use crate::words;
@@ -130,6 +132,7 @@ impl World {
     /// Looks at what a replica did: whom it follows, what it applied.
     pub(super) fn observe(&mut self, node: usize) -> Check {
         let member = self.nodes[node].member;
+        only_the_drifted_stop(&self.nodes, node)?;
         let process = self.nodes[node].process.as_mut().expect("the caller looked");
         let standing = process.replica.standing();
         let before = std::mem::replace(&mut process.seen_standing, standing);
@@ -143,6 +146,9 @@ impl World {
         }
         let applied = process.replica.state().revision();
         let seen = std::mem::replace(&mut process.seen_applied, applied);
+        if self.nodes[node].drifted {
+            self.nodes[node].drifted = !is_right(&self.nodes[node], &self.agreement);
+        }
         if applied == seen {
             return Ok(());
         }
@@ -161,6 +167,9 @@ impl World {
             self.tell_removed(node);
         }
         let state = self.nodes[node].process.as_ref().expect("the caller looked").replica.state();
+        if self.nodes[node].drifted {
+            return Ok(());
+        }
         self.agreement.compare(member, state)?;
         self.tokens.compare(member, &self.agreement, state.last_token(), state.revision())
     }
@@ -213,6 +222,12 @@ impl World {
                     Event::SnapshotSent { from: node, incarnation, to: member, delivered: arrives },
                 );
             }
+        }
+        for report in output.reports {
+            let Some(to) = (report.to.0 as usize).checked_sub(1).filter(|to| *to < self.nodes.len()) else {
+                continue;
+            };
+            self.send(node, to, wire::encode_report(GROUP, report), None);
         }
         for (call, answer) in output.replies {
             let process = self.nodes[node].process.as_mut().expect("a process that answers is there");

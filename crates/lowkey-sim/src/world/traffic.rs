@@ -1,7 +1,10 @@
 //! What travels between machines and clients, and what the clients of a world do.
 
-use lowkey_core::{Command, MemberId, Reply, RequestId};
-use lowkey_replica::{CallId, Failure, Input, ReceivedSnapshot, Request, Response, wire};
+use lowkey_core::{Command, Reply, RequestId};
+use lowkey_replica::{
+    CallId, Failure, Input, ReceivedSnapshot, Request, Response,
+    wire::{self, Said},
+};
 
 use super::{Event, World};
 use crate::client::{Outcome, Send, command_of, wait_of};
@@ -50,22 +53,22 @@ impl World {
         if self.cut.contains(&(from, to)) {
             return;
         }
-        let Ok((_, message)) = wire::decode_message(bytes) else { return };
+        let Ok((_, said)) = wire::decode(bytes) else { return };
         let addressee = self.nodes[to].process.as_ref();
         // As at a real node's door: who was removed is told so, and nothing else, if the way back is open.
-        if addressee.is_some_and(|process| process.replica.has_removed(MemberId(message.from))) {
+        if addressee.is_some_and(|process| process.replica.has_removed(said.from())) {
             if !self.cut.contains(&(to, from)) {
                 self.tell_removed(from);
             }
             return;
         }
-        match snapshot {
-            None => self.input(to, Input::Message(Box::new(message))),
-            Some(payload) => {
+        match (said, snapshot) {
+            (Said::Message(message), Some(payload)) => {
                 if let Ok(received) = ReceivedSnapshot::read(message, payload) {
                     self.input(to, Input::Snapshot(Box::new(received)));
                 }
             }
+            (said, _) => self.input(to, said.into()),
         }
     }
 
