@@ -12,6 +12,7 @@ mod cli;
 mod clients;
 mod commands;
 mod damage;
+mod damaged_follower;
 mod electing;
 mod expiry;
 mod failover;
