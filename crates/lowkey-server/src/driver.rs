@@ -83,6 +83,9 @@ pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), Start
                 idle: false,
             };
             let outcome = running.run();
+            if let Err(error) = &outcome {
+                tell_the_end(error);
+            }
             // Nobody listens any more when the process is on its way out.
             let _ = ended.send(outcome);
         })
@@ -337,6 +340,20 @@ fn tell_of_members(before: &Status, status: &Status) {
     for gone in before.members.iter().filter(|known| !status.members.iter().any(|m| m.member == known.member))
     {
         tracing::info!(member = gone.member.0, node = %gone.node.name, "a node was removed");
+    }
+}
+
+/// Says why the thread, and with it the node, ends by itself.
+fn tell_the_end(error: &StartError) {
+    match error {
+        // Only the mark of an orderly stop did not fit.
+        StartError::Log(WalError::Full) => {}
+        StartError::Log(WalError::Io { .. }) | StartError::Sealed(SealedError::Io { .. }) => tracing::error!(
+            %error,
+            "this node ends at once: after a write or sync that failed nobody knows what is on its disk; what was \
+             acknowledged is on the disks of a majority; check this disk, then start the node again"
+        ),
+        _ => tracing::error!(%error, "this node ends by itself: it cannot go on"),
     }
 }
 

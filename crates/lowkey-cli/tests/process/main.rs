@@ -14,7 +14,11 @@ mod commands;
 mod damage;
 mod damaged_follower;
 mod electing;
+#[allow(dead_code, reason = "chaos needs more of it")]
+#[path = "../chaos/equipment.rs"]
+mod equipment;
 mod expiry;
+mod failing_disks;
 mod failover;
 mod harness;
 mod kill_and_restart;
