@@ -309,9 +309,16 @@ fn unix_ms() -> u64 {
 
 /// Sees to it that the cluster knows this node, and where it can be reached now.
 async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
+    let mut told = false;
     loop {
         sleep(ANNOUNCE_INTERVAL).await;
         let status = service.view.status();
+        if status.members.is_empty() && join.is_empty() && !std::mem::replace(&mut told, true) {
+            tracing::warn!(
+                "this node has joined, but knows no other node yet, and waits until one speaks to it; give it --join, so \
+                 that it can ask"
+            );
+        }
         let known = status.members.iter().find(|member| member.member == service.view.own());
         if known.is_some_and(|known| known.node == info) {
             return;
