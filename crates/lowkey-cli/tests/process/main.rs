@@ -23,6 +23,7 @@ mod failover;
 mod harness;
 mod kill_and_restart;
 mod limits;
+mod log_lines;
 mod members;
 mod metrics;
 mod pause;
