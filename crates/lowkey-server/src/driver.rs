@@ -239,10 +239,11 @@ impl Running {
     }
 
     fn persist(&mut self, persist: Persist) -> Result<(), StartError> {
+        let mut told = false;
         if let Some(file) = persist.snapshot {
             while let Err(error) = self.driver.snapshot_files.save(file.index, &file.payload) {
                 match error {
-                    SealedError::Full { .. } => wait_for_space(),
+                    SealedError::Full { .. } => wait_for_space(&mut told),
                     error => return Err(error.into()),
                 }
             }
@@ -250,7 +251,7 @@ impl Running {
         let records: Vec<Record> = persist.records.iter().map(wal_record).collect();
         while let Err(error) = self.driver.wal.append(&records) {
             match error {
-                WalError::Full => wait_for_space(),
+                WalError::Full => wait_for_space(&mut told),
                 error => return Err(error.into()),
             }
         }
@@ -319,9 +320,11 @@ impl Running {
 }
 
 /// Nothing was written, so nothing is lost by trying again; and nothing else can be done meanwhile,
-/// since what must be on disk before anything else is not.
-fn wait_for_space() {
-    tracing::error!("the disk is full to the last byte: this node waits for space");
+/// since what must be on disk before anything else is not. It is said once: the log may well go to the same disk.
+fn wait_for_space(told: &mut bool) {
+    if !std::mem::replace(told, true) {
+        tracing::error!("the disk is full to the last byte: this node waits for space");
+    }
     std::thread::sleep(FULL_PAUSE);
 }
 
