@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::cli::Service;
 use crate::clients::in_time;
+use crate::damage::identity_in;
 use crate::harness::{Cluster, Node, eventually, rounds, run_to_end};
 
 /// Sessions of the load; each holds a lock all the time, and takes another again and again.
@@ -409,6 +410,32 @@ fn a_node_that_is_removed_before_it_ever_knew_the_others_learns_of_it() {
     assert_eq!(service.ok(&["member", "list"]).lines().count(), 3);
 }
 
+#[test]
+fn a_node_that_is_older_than_its_cluster_says_so_and_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    // As if it had been started with a newer version once.
+    let identity = identity_in(&std::fs::read(node.data_dir.join("node")).unwrap());
+    let identity: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
+    let own = node.status().unwrap()["members"][0].clone();
+    let newer = serde_json::json!({
+        "node_id": "n1", "member_id": 1, "identity": identity, "command_version": 1_000,
+        "raft_address": own["raftAddress"], "grpc_address": own["grpcAddress"], "http_address": own["httpAddress"],
+    });
+    node.ok("POST", "/v1/cluster/peers", &newer.to_string());
+    node.signal(Signal::TERM);
+    assert_eq!(node.wait_exit().code(), Some(0));
+    node.start_ready();
+    eventually("it says so", || {
+        let log = node.log_text();
+        let line = log.lines().find(|line| line.contains("the cluster does not take this node"))?.to_owned();
+        assert!(line.contains("start it with a newer version"), "{line}");
+        Some(())
+    });
+    node.ok("POST", "/v1/lock/acquire", r#"{"lock_name":"a","owner_id":"o","ttl_seconds":60}"#);
+}
+
 fn behind(row: &str) -> &str {
     row.split('\t').nth(5).unwrap()
 }
@@ -450,9 +477,11 @@ async fn a_wiped_node_that_founds_a_cluster_is_refused_by_the_old_one_and_its_cl
     cluster.nodes[2].start_ready();
     let new = cluster.nodes[2].status().unwrap()["clusterId"].clone();
     assert_ne!(old, new);
-    eventually("the old peers are refused", || {
-        let refused = cluster.nodes[..2].iter().any(|node| node.log_text().contains("belongs to cluster"));
-        refused.then_some(())
+    eventually("the old peers are refused, and say so", || {
+        let is_told =
+            |line: &str| line.contains("a member refuses this node") && line.contains("belongs to cluster");
+        let told = cluster.nodes[..2].iter().any(|node| node.log_text().lines().any(is_told));
+        told.then_some(())
     });
     // With the others gone, the new cluster is all that the client could turn to.
     cluster.nodes[0].kill();
