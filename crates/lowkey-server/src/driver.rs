@@ -84,6 +84,9 @@ pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), Start
                 idle: false,
             };
             let outcome = running.run();
+            if let Err(error) = &outcome {
+                tell_the_end(error);
+            }
             // Nobody listens any more when the process is on its way out.
             let _ = ended.send(outcome);
         })
@@ -237,10 +240,11 @@ impl Running {
     }
 
     fn persist(&mut self, persist: Persist) -> Result<(), StartError> {
+        let mut told = false;
         if let Some(file) = persist.snapshot {
             while let Err(error) = self.driver.snapshot_files.save(file.index, &file.payload) {
                 match error {
-                    SealedError::Full { .. } => wait_for_space(),
+                    SealedError::Full { .. } => wait_for_space(&mut told),
                     error => return Err(error.into()),
                 }
             }
@@ -248,7 +252,7 @@ impl Running {
         let records: Vec<Record> = persist.records.iter().map(wal_record).collect();
         while let Err(error) = self.driver.wal.append(&records) {
             match error {
-                WalError::Full => wait_for_space(),
+                WalError::Full => wait_for_space(&mut told),
                 error => return Err(error.into()),
             }
         }
@@ -318,9 +322,11 @@ impl Running {
 }
 
 /// Nothing was written, so nothing is lost by trying again; and nothing else can be done meanwhile,
-/// since what must be on disk before anything else is not.
-fn wait_for_space() {
-    tracing::error!("the disk is full to the last byte: this node waits for space");
+/// since what must be on disk before anything else is not. It is said once: the log may well go to the same disk.
+fn wait_for_space(told: &mut bool) {
+    if !std::mem::replace(told, true) {
+        tracing::error!("the disk is full to the last byte: this node waits for space");
+    }
     std::thread::sleep(FULL_PAUSE);
 }
 
@@ -355,6 +361,20 @@ fn tell_of_divergence(before: Option<Divergence>, divergence: Option<Divergence>
             "the nodes' states differ, and no majority has the same: this node stops serving until one has"
         ),
         None => tracing::warn!("this node's state is that of the majority again: it serves"),
+    }
+}
+
+/// Says why the thread, and with it the node, ends by itself.
+fn tell_the_end(error: &StartError) {
+    match error {
+        // Only the mark of an orderly stop did not fit.
+        StartError::Log(WalError::Full) => {}
+        StartError::Log(WalError::Io { .. }) | StartError::Sealed(SealedError::Io { .. }) => tracing::error!(
+            %error,
+            "this node ends at once: after a write or sync that failed nobody knows what is on its disk; what was \
+             acknowledged is on the disks of a majority; check this disk, then start the node again"
+        ),
+        _ => tracing::error!(%error, "this node ends by itself: it cannot go on"),
     }
 }
 

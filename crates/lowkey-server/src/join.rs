@@ -72,6 +72,18 @@ pub(crate) enum Problem {
     Removed(String),
 }
 
+impl Problem {
+    /// What a refusal means for the node that asked; `by` says who refused, as the beginning of the text.
+    pub(crate) fn of(error: &ApiError, by: &str) -> Self {
+        let problem = format!("{by}{}", error.message);
+        match error.reason {
+            _ if says_removed(error) => Self::Removed(problem),
+            reason if is_final(reason) => Self::Final(problem),
+            _ => Self::Passing(problem),
+        }
+    }
+}
+
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Self::Final(problem) | Self::Passing(problem) | Self::Removed(problem)) = self;
@@ -101,11 +113,7 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
     match timeout(CALL_TIMEOUT, client.add_peer(request.clone())).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => match ApiError::from_status(&status) {
-            Some(error) if says_removed(&error) => Err(Problem::Removed(error.message)),
-            Some(error) if is_final(error.reason) => {
-                Err(Problem::Final(format!("{address}: {}", error.message)))
-            }
-            Some(error) => Err(passing(error.message)),
+            Some(error) => Err(Problem::of(&error, &format!("{address}: "))),
             None if status.message().is_empty() => {
                 Err(passing(format!("{:?}; is this a gRPC port?", status.code())))
             }
@@ -116,7 +124,7 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
 }
 
 /// True if a node that renewed its addresses is told that it is a member no longer.
-pub(crate) fn says_removed(error: &ApiError) -> bool {
+fn says_removed(error: &ApiError) -> bool {
     error.reason == Reason::NodeNotFound && error.metadata.contains_key(REMOVED_MEMBER)
 }
 

@@ -309,9 +309,16 @@ fn unix_ms() -> u64 {
 
 /// Sees to it that the cluster knows this node, and where it can be reached now.
 async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
+    let (mut told_alone, mut told_refused) = (false, false);
     loop {
         sleep(ANNOUNCE_INTERVAL).await;
         let status = service.view.status();
+        if status.members.is_empty() && join.is_empty() && !std::mem::replace(&mut told_alone, true) {
+            tracing::warn!(
+                "this node has joined, but knows no other node yet, and waits until one speaks to it; give it --join, so \
+                 that it can ask"
+            );
+        }
         let known = status.members.iter().find(|member| member.member == service.view.own());
         if known.is_some_and(|known| known.node == info) {
             return;
@@ -319,18 +326,21 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
         // With its number: a node that was removed must not come in again by telling where it is.
         let request = AddPeerRequest { member_id: service.view.own().0, ..join::request(&info) };
         let outcome = if status.leader.is_some() {
-            service.add_peer(request).await.map(|_| ()).map_err(|error| {
-                let problem = error.to_string();
-                if join::says_removed(&error) { Problem::Removed(problem) } else { Problem::Passing(problem) }
-            })
+            service.add_peer(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))
         } else {
             join::ask_any(&join, &request).await.map(|_| ())
         };
-        if let Err(Problem::Removed(_)) = outcome {
-            return service.inbox.report(Event::Removed);
-        }
-        if let Err(problem) = outcome {
-            tracing::debug!(%problem, "the cluster could not be told where this node is; trying again");
+        match outcome {
+            Ok(()) => {}
+            Err(Problem::Removed(_)) => return service.inbox.report(Event::Removed),
+            Err(Problem::Final(problem)) => {
+                if !std::mem::replace(&mut told_refused, true) {
+                    tracing::warn!(problem, "the cluster does not take this node as it now says it is");
+                }
+            }
+            Err(Problem::Passing(problem)) => {
+                tracing::debug!(problem, "the cluster could not be told where this node is; trying again");
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ mod node;
 pub mod plan;
 mod random;
 pub mod scenarios;
+mod tamper;
 mod trace;
 mod watcher;
 mod words;
@@ -33,4 +34,5 @@ pub mod judge {
 }
 
 pub use invariants::Violation;
+pub use tamper::tamper;
 pub use world::{Summary, run};

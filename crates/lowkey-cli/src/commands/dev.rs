@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use super::interrupts::Interrupts;
 use super::printed;
 use crate::exit::{self, Failure};
-use crate::output::print_json;
+use crate::output::{print_json, say};
 
 const NODES: u16 = 3;
 /// The first ports of raft, gRPC and HTTP: the server's own defaults.
@@ -109,11 +109,28 @@ async fn start_and_tell(
     let endpoints: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().grpc)).collect();
     wait_whole(&endpoints).await?;
     tell(args.json, folder, nodes, &endpoints)?;
-    let (ended, ..) = select_all(nodes.iter_mut().map(|node| Box::pin(node.ended()))).await;
-    Ok(match ended {
-        Ended::Failed(error) => failed(error),
-        Ended::Removed => Failure::new(exit::NO_SERVICE, "a node of the development cluster was removed"),
-    })
+    while !nodes.is_empty() {
+        let (ended, number, _) = select_all(nodes.iter_mut().map(|node| Box::pin(node.ended()))).await;
+        match ended {
+            Ended::Failed(error) => return Ok(failed(error)),
+            Ended::Removed => {
+                let node = nodes.remove(number);
+                tell_removed(args.json, &node.about().node_name);
+                // Whatever it fails at now, nobody misses it.
+                let _ = timeout(STOP_WAIT, node.stop()).await;
+            }
+        }
+    }
+    Ok(Failure::new(exit::NO_SERVICE, "every node of the development cluster was removed"))
+}
+
+/// A node is gone because somebody wished it; the others go on.
+fn tell_removed(as_json: bool, node: &str) {
+    let line = format!("{node} was removed from the development cluster and has ended; the others go on");
+    if as_json {
+        return say(&json!({ "message": line, "nodeId": node }).to_string());
+    }
+    say(&format!("lowkey: {line}"));
 }
 
 fn failed(error: StartError) -> Failure {

@@ -291,6 +291,44 @@ fn a_development_cluster_serves_every_command_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_development_cluster_goes_on_without_a_node_that_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let dev = Running::start(lowkey().args(["dev", "--json"]).env("TMPDIR", folder.path()));
+    let about: Value = eventually("it tells where it is", || serde_json::from_str(&dev.printed()).ok());
+    let service = Service::at(
+        about["endpoints"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|url| url.as_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(","),
+    );
+    // One that follows, then the one that leads; the last one stays.
+    for left in [2, 1] {
+        let members = service.json(&["member", "list"])["members"].clone();
+        let wanted = left == 1;
+        let member = members.as_array().unwrap().iter().find(|member| member["leader"] == wanted).unwrap();
+        let name = member["nodeId"].as_str().unwrap().to_owned();
+        service.ok(&["member", "remove", &name]);
+        eventually("it says so", || {
+            let said = dev.complained();
+            let line = said.lines().nth(2 - left)?;
+            let line: Value = serde_json::from_str(line).ok()?;
+            assert_eq!(line["nodeId"], name.as_str(), "{line}");
+            assert!(line["message"].as_str()?.contains("the others go on"), "{line}");
+            Some(())
+        });
+        assert_eq!(service.ok(&["run", "nightly", "--", "echo", "mine"]), "mine\n");
+        assert_eq!(service.json(&["status"])["clusterSize"], left);
+    }
+    dev.signal(Signal::INT);
+    let done = dev.done();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
 fn a_development_cluster_that_is_ended_early_leaves_nothing_behind() {
     for signal in [Signal::TERM, Signal::HUP, Signal::INT].into_iter().cycle().take(9) {
         let folder = tempfile::tempdir().unwrap();

@@ -60,11 +60,7 @@ impl Remains {
     }
 
     fn identity(&self) -> [u8; 16] {
-        // The second field of the `node` file's payload, after the name; 16 bytes long.
-        let node = &self.files["node"][28..];
-        let at = 2 + usize::from(node[1]);
-        assert_eq!(node[at..at + 2], [0x12, 16]);
-        node[at + 2..at + 18].try_into().unwrap()
+        identity_in(&self.files["node"])
     }
 
     fn open(&self, view: &Arc<View>) -> Result<Recovered, WalError> {
@@ -139,6 +135,15 @@ impl Remains {
         let next = self.node.ok("POST", "/v1/lock/acquire", next);
         assert_eq!((next["fencingToken"].as_str(), next["leaseId"].as_str()), (Some("5"), Some("5")));
     }
+}
+
+/// The node's identity, from the bytes of its `node` file.
+pub(crate) fn identity_in(node_file: &[u8]) -> [u8; 16] {
+    // The second field of the payload, after the name; 16 bytes long.
+    let payload = &node_file[28..];
+    let at = 2 + usize::from(payload[1]);
+    assert_eq!(payload[at..at + 2], [0x12, 16]);
+    payload[at + 2..at + 18].try_into().unwrap()
 }
 
 fn read_files(directory: &Path) -> BTreeMap<String, Arc<Vec<u8>>> {

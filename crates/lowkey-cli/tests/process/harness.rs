@@ -357,12 +357,19 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// One node founds, the others join; gives them back when all vote.
     pub(crate) fn start(size: usize) -> Self {
+        Self::start_equipped(size, |_, _| {})
+    }
+
+    /// The same with nodes that are given something before they start, such as a disk that can fail. It is told the
+    /// folder in which the nodes keep what they have.
+    pub(crate) fn start_equipped(size: usize, mut equip: impl FnMut(&Path, &mut Node)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut nodes = vec![Node::new(folder.path(), "n1", &["--bootstrap"])];
-        nodes[0].start();
-        let mut cluster = Self { nodes, folder };
+        let mut founder = Node::new(folder.path(), "n1", &["--bootstrap"]);
+        equip(folder.path(), &mut founder);
+        founder.start();
+        let mut cluster = Self { nodes: vec![founder], folder };
         for _ in 1..size {
-            cluster.add();
+            cluster.add(&mut equip);
         }
         cluster.wait_whole();
         cluster
@@ -370,7 +377,7 @@ impl Cluster {
 
     /// One more node joins; it votes when this is done.
     pub(crate) fn join(&mut self) {
-        self.add();
+        self.add(|_, _| {});
         self.wait_whole();
     }
 
@@ -379,12 +386,13 @@ impl Cluster {
         self.folder.path()
     }
 
-    fn add(&mut self) {
+    fn add(&mut self, mut equip: impl FnMut(&Path, &mut Node)) {
         // Any member will do; each joins through the one before it.
         let last = self.nodes.last().unwrap();
         let join = format!("127.0.0.1:{}", last.ports.grpc);
         let name = format!("n{}", self.nodes.len() + 1);
         let mut node = Node::new(self.folder.path(), &name, &["--join", &join]);
+        equip(self.folder.path(), &mut node);
         last.wait_ready();
         node.start();
         self.nodes.push(node);

@@ -12,12 +12,19 @@ mod cli;
 mod clients;
 mod commands;
 mod damage;
+mod damaged_follower;
+mod drift;
 mod electing;
+#[allow(dead_code, reason = "chaos needs more of it")]
+#[path = "../chaos/equipment.rs"]
+mod equipment;
 mod expiry;
+mod failing_disks;
 mod failover;
 mod harness;
 mod kill_and_restart;
 mod limits;
+mod log_lines;
 mod members;
 mod metrics;
 mod pause;

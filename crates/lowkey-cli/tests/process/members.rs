@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::cli::Service;
 use crate::clients::in_time;
+use crate::damage::identity_in;
 use crate::harness::{Cluster, Node, eventually, rounds, run_to_end};
 
 /// Sessions of the load; each holds a lock all the time, and takes another again and again.
@@ -330,6 +331,111 @@ fn a_node_that_never_comes_costs_nothing_and_one_that_comes_takes_its_place() {
     assert!(taken.complaint(1).contains("another node named n4 is a member already"), "{taken:?}");
 }
 
+#[test]
+fn a_node_that_was_expected_and_never_started_can_be_removed_and_its_name_is_free_again() {
+    let mut cluster = Cluster::start(3);
+    let service = Service::of(&cluster.nodes);
+    service.ok(&["member", "add", "n4", "--raft-addr", "127.0.0.1:1"]);
+    let removed = service.json(&["member", "remove", "n4"]);
+    assert_eq!((&removed["nodeId"], &removed["memberId"]), (&"n4".into(), &"4".into()));
+    wait_voters(&cluster.nodes.iter().collect::<Vec<_>>());
+    assert!(!service.ok(&["member", "list"]).contains("n4"), "nothing is left of it");
+    let again = service.run(&["member", "remove", "n4"]);
+    assert!(again.complaint(1).contains("no node named n4"), "{again:?}");
+    // Whoever comes under that name later is another.
+    let mut fourth = joining(&cluster, "n4", &cluster.nodes[0]);
+    fourth.start_ready();
+    let promoted = service.json(&["member", "promote", "n4"]);
+    assert_eq!((&promoted["memberId"], &promoted["voter"]), (&"5".into(), &true.into()));
+    cluster.nodes.push(fourth);
+    cluster.wait_whole();
+}
+
+#[test]
+fn a_node_that_is_removed_while_it_is_down_learns_of_it_and_disturbs_nobody() {
+    let mut cluster = Cluster::start(3);
+    let leader = cluster.wait_whole();
+    let mut gone = cluster.nodes.remove((leader + 1) % 3);
+    // As after a power cut: its own log says that it is a voter.
+    gone.kill();
+    let service = Service::of(&cluster.nodes);
+    service.ok(&["member", "remove", &gone.name]);
+    let leader = wait_voters(&cluster.nodes.iter().collect::<Vec<_>>());
+    let (term, _) = cluster.nodes[leader].log_position();
+    for _ in 0..2 {
+        let started = Instant::now();
+        gone.start();
+        assert_ends_removed(&mut gone);
+        println!("removed while it was down: it ended {} ms after its start", started.elapsed().as_millis());
+    }
+    assert_eq!(cluster.nodes[leader].log_position().0, term, "nobody had to be elected");
+    wait_voters(&cluster.nodes.iter().collect::<Vec<_>>());
+    service.ok(&["acquire", "a", "--ttl", "60s"]);
+}
+
+/// A node that joined, and to which nobody gets through: it has a number, and knows no other node.
+fn join_unreachable(cluster: &Cluster, name: &str) -> Node {
+    let mut node = joining(cluster, name, &cluster.nodes[0]);
+    let join = format!("127.0.0.1:{}", cluster.nodes[0].ports.grpc);
+    node.set_flags(&["--join", &join, "--advertise-raft-addr", "127.0.0.1:1"]);
+    node.start();
+    eventually("it has joined, and knows nobody", || {
+        let status = node.status()?;
+        let listed = cluster.nodes[0].status()?["members"].as_array()?.len() == cluster.nodes.len() + 1;
+        (listed && status["members"].as_array()?.is_empty()).then_some(())
+    });
+    node
+}
+
+#[test]
+fn a_node_that_is_removed_before_it_ever_knew_the_others_learns_of_it() {
+    let cluster = Cluster::start(3);
+    let service = Service::of(&cluster.nodes);
+    let mut running = join_unreachable(&cluster, "n4");
+    service.ok(&["member", "remove", "n4"]);
+    assert_ends_removed(&mut running);
+    // And if it is down meanwhile.
+    let mut down = join_unreachable(&cluster, "n5");
+    down.kill();
+    service.ok(&["member", "remove", "n5"]);
+    // With nobody to ask it can only wait, and says so.
+    down.set_flags(&[]);
+    down.start();
+    eventually("it says what it lacks", || down.log_text().contains("give it --join").then_some(()));
+    down.kill();
+    down.set_flags(&["--join", &format!("127.0.0.1:{}", cluster.nodes[1].ports.grpc)]);
+    down.start();
+    assert_ends_removed(&mut down);
+    wait_voters(&cluster.nodes.iter().collect::<Vec<_>>());
+    assert_eq!(service.ok(&["member", "list"]).lines().count(), 3);
+}
+
+#[test]
+fn a_node_that_is_older_than_its_cluster_says_so_and_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    // As if it had been started with a newer version once.
+    let identity = identity_in(&std::fs::read(node.data_dir.join("node")).unwrap());
+    let identity: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
+    let own = node.status().unwrap()["members"][0].clone();
+    let newer = serde_json::json!({
+        "node_id": "n1", "member_id": 1, "identity": identity, "command_version": 1_000,
+        "raft_address": own["raftAddress"], "grpc_address": own["grpcAddress"], "http_address": own["httpAddress"],
+    });
+    node.ok("POST", "/v1/cluster/peers", &newer.to_string());
+    node.signal(Signal::TERM);
+    assert_eq!(node.wait_exit().code(), Some(0));
+    node.start_ready();
+    eventually("it says so", || {
+        let log = node.log_text();
+        let line = log.lines().find(|line| line.contains("the cluster does not take this node"))?.to_owned();
+        assert!(line.contains("start it with a newer version"), "{line}");
+        Some(())
+    });
+    node.ok("POST", "/v1/lock/acquire", r#"{"lock_name":"a","owner_id":"o","ttl_seconds":60}"#);
+}
+
 fn behind(row: &str) -> &str {
     row.split('\t').nth(5).unwrap()
 }
@@ -371,9 +477,11 @@ async fn a_wiped_node_that_founds_a_cluster_is_refused_by_the_old_one_and_its_cl
     cluster.nodes[2].start_ready();
     let new = cluster.nodes[2].status().unwrap()["clusterId"].clone();
     assert_ne!(old, new);
-    eventually("the old peers are refused", || {
-        let refused = cluster.nodes[..2].iter().any(|node| node.log_text().contains("belongs to cluster"));
-        refused.then_some(())
+    eventually("the old peers are refused, and say so", || {
+        let is_told =
+            |line: &str| line.contains("a member refuses this node") && line.contains("belongs to cluster");
+        let told = cluster.nodes[..2].iter().any(|node| node.log_text().lines().any(is_told));
+        told.then_some(())
     });
     // With the others gone, the new cluster is all that the client could turn to.
     cluster.nodes[0].kill();

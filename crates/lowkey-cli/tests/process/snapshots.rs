@@ -1,5 +1,4 @@
-//! Nodes that are too far behind for the log: back by a snapshot, also over connections that break; and
-//! followers whose files were damaged meanwhile.
+//! Nodes that are too far behind for the log: back by a snapshot, also over connections that break.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,10 +11,9 @@ use futures::StreamExt as _;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{AcquireLockRequest, CreateLeaseRequest, ReleaseLockRequest};
 use lowkey_wal::{RealDisk, snapshots};
-use rustix::process::Signal;
 use tonic::transport::Channel;
 
-use crate::harness::{Cluster, Node, eventually, long_acquire, rounds, run_to_end};
+use crate::harness::{Cluster, Node, eventually, long_acquire, rounds};
 
 /// Puts so many entries into the log, many at a time: locks taken and given back.
 #[tokio::main(flavor = "current_thread")]
@@ -68,7 +66,7 @@ async fn take_and_give_back(mut client: LockServiceClient<Channel>, worker: usiz
 
 /// Makes the state large: locks with long values, held for a long time.
 #[tokio::main(flavor = "current_thread")]
-async fn hold_large(node: &Node, locks: usize) {
+pub(crate) async fn hold_large(node: &Node, locks: usize) {
     let channel = node.channel();
     let acquire = |number: usize| {
         let mut client = LockServiceClient::new(channel.clone());
@@ -235,73 +233,4 @@ fn a_snapshot_whose_receiver_is_killed_in_the_middle_is_sent_anew() {
     proxy.hold_at.store(u64::MAX, Ordering::Relaxed);
     joiner.start();
     wait_voting(&founder, &joiner);
-}
-
-/// Each file that a start needs, damaged or gone on a stopped follower: refused, named, nothing served.
-#[test]
-fn a_stopped_follower_whose_files_are_damaged_is_refused() {
-    let mut cluster = Cluster::start(3);
-    let leader = cluster.wait_whole();
-    let follower = (leader + 1) % 3;
-    // Several segments of 16 MiB, and not yet a snapshot that lets them go.
-    let locks = rounds("LOWKEY_DAMAGE_LOCKS", 9_000);
-    hold_large(&cluster.nodes[leader], locks);
-    let applied = cluster.nodes[leader].log_position().1;
-    eventually("the follower has all", || {
-        (cluster.nodes[follower].log_position().1 >= applied).then_some(())
-    });
-    let node = &mut cluster.nodes[follower];
-    node.signal(Signal::TERM);
-    node.wait_exit();
-
-    let directory = node.data_dir.clone();
-    let names = |prefix: &str| -> Vec<String> {
-        let files = std::fs::read_dir(&directory).unwrap();
-        let mut names: Vec<String> =
-            files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-        names.retain(|name| name.starts_with(prefix));
-        names.sort();
-        names
-    };
-    let segments = names("segment-");
-    let mut missing = 0;
-    for name in &segments {
-        let (path, aside) = (directory.join(name), folder_beside(&directory).join(name));
-        if !std::fs::read(&path).unwrap().starts_with(b"LKWB") {
-            continue;
-        }
-        std::fs::rename(&path, &aside).unwrap();
-        let ended = run_to_end(&mut node.command());
-        std::fs::rename(&aside, &path).unwrap();
-        assert!(ended.only_line().contains(name.as_str()), "{name} is missing: {ended:?}");
-        missing += 1;
-    }
-    assert!(missing >= 2, "the log has several segments: {segments:?}");
-
-    let newest = names("snapshot-").pop().unwrap();
-    let path = directory.join(&newest);
-    let whole = std::fs::read(&path).unwrap();
-    let stride = rounds("LOWKEY_DAMAGE_STRIDE", 7);
-    let mut changed = 0;
-    for at in (0..whole.len()).step_by(stride) {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 0x10;
-        std::fs::write(&path, &bytes).unwrap();
-        let ended = run_to_end(&mut node.command());
-        let line = ended.only_line();
-        assert!(line.contains(&newest) && line.contains("offset"), "changed at {at}: {line}");
-        changed += 1;
-    }
-    std::fs::write(&path, &whole).unwrap();
-    node.start();
-    cluster.wait_whole();
-    println!(
-        "a stopped follower: {missing} segments missing in turn, {changed} of {} bytes of its snapshot changed \
-         in turn, each refused",
-        whole.len()
-    );
-}
-
-fn folder_beside(directory: &Path) -> &Path {
-    directory.parent().unwrap()
 }

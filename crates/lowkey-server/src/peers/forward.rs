@@ -7,11 +7,12 @@ use std::collections::HashMap;
 
 use lowkey_core::MemberId;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::link::{Complaints, Wire};
+use super::complaints::OfMember;
+use super::link::Wire;
 use super::proto::forward_reply::Outcome;
 use super::proto::{ForwardReply, ForwardRequest};
 
@@ -47,19 +48,20 @@ const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Opens the stream when the first request comes, and anew after it broke.
 pub(super) async fn forward_requests(mut wire: Wire, mut forwards: mpsc::Receiver<Forward>) {
-    let mut complaints = Complaints::default();
     while let Some(first) = forwards.recv().await {
         // What no stream carries needs not be taken back.
         let Forward::Request(first) = first else { continue };
         let (sender, receiver) = mpsc::channel::<ForwardRequest>(OUTGOING_MAX);
         let call = wire.hello.sign(wire.to, ReceiverStream::new(receiver));
+        let since = Instant::now();
         match wire.client.forward(call).await {
             Ok(response) => {
+                wire.told.reached();
                 let mut stream = Stream { to: wire.to, sender, waiting: HashMap::new() };
-                stream.run(first, &mut forwards, response.into_inner(), &mut complaints).await;
+                stream.run(first, &mut forwards, response.into_inner(), &wire.told).await;
             }
             Err(status) => {
-                complaints.about(wire.to, "requests", Some(status));
+                wire.told.failed(wire.to, "requests", since, Some(status));
                 refuse(first);
                 while let Ok(waiting) = forwards.try_recv() {
                     if let Forward::Request(waiting) = waiting {
@@ -91,15 +93,16 @@ impl Stream {
         first: Forwarded,
         forwards: &mut mpsc::Receiver<Forward>,
         mut replies: tonic::Streaming<ForwardReply>,
-        complaints: &mut Complaints,
+        told: &OfMember,
     ) {
+        let since = Instant::now();
         self.send(first).await;
         loop {
             tokio::select! {
                 reply = replies.next() => match reply {
                     Some(Ok(reply)) => self.answer(reply),
                     Some(Err(status)) => {
-                        complaints.about(self.to, "requests", Some(status));
+                        told.failed(self.to, "requests", since, Some(status));
                         break;
                     }
                     None => break,

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 
+use super::complaints::OfMember;
 use super::forward::{Forward, forward_requests};
 use super::hello::says_removed;
 use super::proto::MessageFrame;
@@ -26,8 +27,6 @@ use crate::storage::SnapshotFiles;
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait before a broken link is made again.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// How often at most a link that cannot be made is complained about.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// Requests that may wait for a slow leader.
 const FORWARDS_MAX: usize = 16_384;
 /// The largest frame: an append of the largest size and what is batched with it.
@@ -49,6 +48,7 @@ pub(super) struct Wire {
     pub(super) inbox: Arc<Inbox>,
     pub(super) to: MemberId,
     pub(super) client: PeerClient<Channel>,
+    pub(super) told: OfMember,
 }
 
 impl Link {
@@ -76,7 +76,7 @@ impl Link {
                 let client = PeerClient::new(channel)
                     .max_decoding_message_size(FRAME_BYTES_MAX)
                     .max_encoding_message_size(FRAME_BYTES_MAX);
-                let wire = Wire { hello, inbox, to, client };
+                let wire = Wire { hello, inbox, to, client, told: OfMember::default() };
                 tasks.spawn(send_messages(wire.clone(), frames));
                 tasks.spawn(send_snapshots(wire.clone(), snapshot_files, snapshot_queue));
                 tasks.spawn(forward_requests(wire, forwards));
@@ -91,8 +91,8 @@ impl Link {
 
 /// Keeps a stream of messages open for as long as the link lives.
 async fn send_messages(mut wire: Wire, mut frames: mpsc::Receiver<Vec<Vec<u8>>>) {
-    let mut complaints = Complaints::default();
     loop {
+        let since = Instant::now();
         let (sender, receiver) = mpsc::channel::<MessageFrame>(FRAMES_MAX);
         let request = wire.hello.sign(wire.to, ReceiverStream::new(receiver));
         let mut call = Box::pin(wire.client.messages(request));
@@ -112,47 +112,10 @@ async fn send_messages(mut wire: Wire, mut frames: mpsc::Receiver<Vec<Vec<u8>>>)
         if ended.as_ref().is_err_and(says_removed) {
             wire.inbox.report(Event::Removed);
         }
-        complaints.about(wire.to, "messages", ended.err());
+        wire.told.failed(wire.to, "messages", since, ended.err());
         wire.inbox.report(unreachable(wire.to));
         // What waited is old by now; Raft sends what is still needed anew.
         while frames.try_recv().is_ok() {}
         sleep(RETRY_PAUSE).await;
     }
-}
-
-/// Speaks up when a link fails for a new reason, or has failed for long; a node that is down for an
-/// hour is not worth a line every 50 ms.
-#[derive(Default)]
-pub(super) struct Complaints {
-    last: Option<(String, Instant)>,
-}
-
-impl Complaints {
-    pub(super) fn about(&mut self, to: MemberId, what: &str, status: Option<tonic::Status>) {
-        let Some(status) = status else { return };
-        let cause = root_cause(&status);
-        if self.is_new(&cause) {
-            tracing::warn!(member = to.0, cause, "cannot reach a member ({what}); trying again");
-        }
-    }
-
-    /// True if this was not said a moment ago.
-    pub(super) fn is_new(&mut self, cause: &str) -> bool {
-        let now = Instant::now();
-        let known =
-            self.last.as_ref().is_some_and(|(last, at)| last == cause && now - *at < COMPLAINT_INTERVAL);
-        if !known {
-            self.last = Some((cause.to_owned(), now));
-        }
-        !known
-    }
-}
-
-/// The last cause of an error says most: "connection refused" rather than "transport error".
-fn root_cause(status: &tonic::Status) -> String {
-    let mut cause: &dyn std::error::Error = status;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    if std::ptr::addr_eq(cause, status) { status.message().to_owned() } else { cause.to_string() }
 }

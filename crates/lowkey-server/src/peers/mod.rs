@@ -8,6 +8,7 @@
 //! Each call says who it is from and whom it is for, and the receiving side checks it before it
 //! reads anything ([`hello`]).
 
+mod complaints;
 mod forward;
 pub(crate) mod hello;
 mod link;

@@ -14,8 +14,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::complaints::Rarely;
 use super::hello::{Caller, refuse_removed};
-use super::link::{Complaints, FRAME_BYTES_MAX};
+use super::link::FRAME_BYTES_MAX;
 use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{
     ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotOffer, SnapshotTaken,
@@ -45,7 +46,7 @@ pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
 
 struct Peers {
     service: Arc<Service>,
-    complaints: Mutex<Complaints>,
+    complaints: Mutex<Rarely>,
     incoming: Incoming,
 }
 
@@ -54,7 +55,7 @@ impl Peers {
         let caller =
             self.service.hello.check(metadata, &self.service.view.status()).inspect_err(|status| {
                 let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-                if complaints.is_new(status.message()) {
+                if complaints.is_news(status.message()) {
                     tracing::warn!(cause = status.message(), "refused a peer");
                 }
             })?;

@@ -19,7 +19,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
-use super::link::{Complaints, Wire};
+use super::complaints::Rarely;
+use super::link::Wire;
 use super::proto::{SnapshotChunk, SnapshotId, SnapshotOffer};
 use crate::inbox::{Event, Inbox};
 use crate::storage::{GROUP, SnapshotFiles};
@@ -72,7 +73,7 @@ pub(super) async fn send_snapshots(
     files: SnapshotFiles,
     mut queue: mpsc::Receiver<Outgoing>,
 ) {
-    let mut complaints = Complaints::default();
+    let mut complaints = Rarely::default();
     while let Some(Outgoing { message, delivery }) = queue.recv().await {
         let index = message.get_snapshot().get_metadata().index;
         let started = Instant::now();
@@ -83,7 +84,7 @@ pub(super) async fn send_snapshots(
                 delivery.done();
             }
             Err(cause) => {
-                if complaints.is_new(&cause) {
+                if complaints.is_news(&cause) {
                     tracing::warn!(member = wire.to.0, index, cause, "a snapshot could not be sent");
                 }
                 sleep(FAILURE_PAUSE).await;

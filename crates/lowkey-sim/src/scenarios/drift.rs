@@ -5,11 +5,12 @@
 //! stops serving within two seconds of the first entry, a leader too, whose lead goes to one that is right; it
 //! takes a snapshot and serves again; where nobody can tell who is right, nobody serves.
 
-use lowkey_core::{AcquireWith, State};
+use lowkey_core::AcquireWith;
 use lowkey_replica::{Divergence, Failure, MessageType, Query, Request};
 
 use super::script::{ANN, BOB, N1, N2, N3, Script, ensure, lock, ttl};
 use crate::invariants::Check;
+use crate::tamper::tamper;
 
 /// So long that no lease ends before the story does.
 const TTL_SECONDS: i64 = 30;
@@ -32,17 +33,8 @@ impl Script {
         self.tell(&format!("in the snapshot of n{} {from} becomes {to}", node + 1));
         let disk = self.world.nodes[node].disk.as_disk();
         let newest = lowkey_wal::snapshots::load_newest(&*disk).ok().flatten();
-        let (index, mut payload) = newest.expect("a machine that has run has a snapshot");
-        // The hash comes last, behind the state.
-        let (end, hash_at) = (payload.len() - 9, payload.len() - 8);
-        let hash = u64::from_le_bytes(payload[hash_at..].try_into().expect("eight bytes"));
-        let begin = (0..end).find(|begin| State::hash_of_snapshot(&payload[*begin..end]) == hash);
-        let begin = begin.expect("the hash is the state's");
-        let place = payload[begin..end].windows(from.len()).position(|text| text == from.as_bytes());
-        let place = begin + place.expect("the text is in the state");
-        payload[place..place + from.len()].copy_from_slice(to.as_bytes());
-        let hash = State::hash_of_snapshot(&payload[begin..end]);
-        payload[hash_at..].copy_from_slice(&hash.to_le_bytes());
+        let (index, payload) = newest.expect("a machine that has run has a snapshot");
+        let payload = tamper(&payload, from, to).expect("the text is in the state");
         let saved = lowkey_wal::snapshots::save(&*disk, index, &payload);
         self.world.nodes[node].drifted = true;
         ensure(saved.is_ok(), || format!("the snapshot cannot be written: {saved:?}"))

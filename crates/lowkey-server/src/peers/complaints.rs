@@ -1,0 +1,145 @@
+//! What the log says of nodes that cannot be reached, or are not let in: it is tried many times a second, and said
+//! once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lowkey_core::MemberId;
+use tokio::time::Instant;
+
+/// How often at most another cause is told, or the same refusal again.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// An attempt that lasted so long has got through: a peer that says nothing is given up sooner than this.
+const REACHED_AFTER: Duration = Duration::from_secs(5);
+/// Causes that are remembered. They come from others, and others may make up many.
+const CAUSES_MAX: usize = 64;
+
+/// What was said of one member, by whichever task of its link: once until it takes what is sent to it again.
+#[derive(Clone, Default)]
+pub(super) struct OfMember(Arc<Mutex<Said>>);
+
+#[derive(Default)]
+struct Said {
+    unreached: Once,
+    refused: Once,
+}
+
+impl OfMember {
+    /// An attempt failed that began at `since`.
+    pub(super) fn failed(&self, to: MemberId, what: &str, since: Instant, status: Option<tonic::Status>) {
+        let now = Instant::now();
+        if now - since >= REACHED_AFTER {
+            self.reached();
+        }
+        let Some(status) = status else { return };
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match transport_error(&status) {
+            Some(cause) if said.unreached.is_news(&cause, now) => {
+                tracing::warn!(member = to.0, cause, "cannot reach a member ({what}); trying again");
+            }
+            None if said.refused.is_news(status.message(), now) => {
+                let cause = status.message();
+                tracing::warn!(member = to.0, cause, "a member refuses this node ({what}); trying again");
+            }
+            _ => {}
+        }
+    }
+
+    /// The member takes what is sent to it.
+    pub(super) fn reached(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Said::default();
+    }
+}
+
+/// One cause, and another one only after a while.
+#[derive(Default)]
+struct Once(Option<(String, Instant)>);
+
+impl Once {
+    fn is_news(&mut self, cause: &str, now: Instant) -> bool {
+        let is_news = match &self.0 {
+            None => true,
+            Some((said, at)) => said != cause && now - *at >= INTERVAL,
+        };
+        if is_news {
+            self.0 = Some((cause.to_owned(), now));
+        }
+        is_news
+    }
+}
+
+/// Each cause once in a while, however many there are at a time.
+#[derive(Default)]
+pub(super) struct Rarely {
+    said: BTreeMap<String, Instant>,
+}
+
+impl Rarely {
+    /// True if this was not said a moment ago.
+    pub(super) fn is_news(&mut self, cause: &str) -> bool {
+        self.is_news_at(cause, Instant::now())
+    }
+
+    fn is_news_at(&mut self, cause: &str, now: Instant) -> bool {
+        self.said.retain(|_, at| now - *at < INTERVAL);
+        if self.said.contains_key(cause) || self.said.len() >= CAUSES_MAX {
+            return false;
+        }
+        self.said.insert(cause.to_owned(), now);
+        true
+    }
+}
+
+/// Why a connection failed; nothing if it did not, and the member itself said no. The last cause says most:
+/// "connection refused" rather than "transport error".
+fn transport_error(status: &tonic::Status) -> Option<String> {
+    let mut cause = std::error::Error::source(status)?;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    Some(cause.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_is_away_is_told_of_once_and_a_new_cause_after_a_while() {
+        let (mut once, begin) = (Once::default(), Instant::now());
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        assert!(once.is_news("refused", begin));
+        for seconds in 0..29 {
+            assert!(!once.is_news("refused", after(seconds)));
+            assert!(!once.is_news("timed out", after(seconds)), "causes alternate");
+        }
+        assert!(!once.is_news("refused", after(3_600)), "however long it lasts");
+        assert!(once.is_news("timed out", after(3_601)));
+    }
+
+    #[test]
+    fn who_answers_no_is_not_taken_for_one_who_is_away() {
+        let refusal = tonic::Status::failed_precondition("this node belongs to cluster 7");
+        assert_eq!(transport_error(&refusal), None);
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let away = tonic::Status::from_error(Box::new(refused));
+        assert_eq!(transport_error(&away).as_deref(), Some("connection refused"));
+    }
+
+    #[test]
+    fn refusals_are_told_each_by_itself_and_not_without_end() {
+        let (mut rarely, begin) = (Rarely::default(), Instant::now());
+        for _ in 0..3 {
+            rarely.is_news_at("of another cluster", begin);
+            rarely.is_news_at("not known here yet", begin);
+        }
+        assert!(
+            !rarely.is_news_at("of another cluster", begin)
+                && !rarely.is_news_at("not known here yet", begin)
+        );
+        let made_up = (0..1_000).filter(|number| rarely.is_news_at(&number.to_string(), begin)).count();
+        assert_eq!(made_up, CAUSES_MAX - 2);
+        assert!(rarely.is_news_at("of another cluster", begin + INTERVAL));
+    }
+}
