@@ -37,8 +37,8 @@ const GUARD_VERSION: u32 = 4;
 const DOUBT_NANOS: u64 = 1000 * MILLISECOND;
 /// Between two questions to voters that have not said what their state comes to.
 const ASK_NANOS: u64 = 250 * MILLISECOND;
-/// How many checkpoints a replica can be asked about.
-const KEPT: usize = 16;
+/// How many checkpoints a replica can be asked about: a million entries.
+const KEPT: usize = 1024;
 /// How long a replica waits for a snapshot that it asked for. Meanwhile it takes no entries, and may be the
 /// one that is missing for them to be committed.
 const SNAPSHOT_WAIT_NANOS: u64 = 10_000 * MILLISECOND;
@@ -113,7 +113,13 @@ impl Guard {
     }
 
     fn own_at(&self, index: u64) -> Option<u64> {
-        self.own.iter().find(|(at, _)| *at == index).map(|(_, digest)| *digest)
+        let place = self.own.binary_search_by_key(&index, |(at, _)| *at).ok()?;
+        Some(self.own[place].1)
+    }
+
+    /// It was compared, or could have been, so long ago that nobody is asked about it any more.
+    fn has_forgotten(&self, index: u64) -> bool {
+        self.own.len() >= KEPT && self.own.front().is_some_and(|(oldest, _)| index < *oldest)
     }
 
     fn reported(&self, member: MemberId, index: u64) -> Option<u64> {
@@ -228,6 +234,7 @@ impl Replica {
         // The log's own witness.
         if let Some((previous, digest)) = previous
             && previous > self.began_at
+            && !self.guard.has_forgotten(previous)
             && self.guard.own_at(previous) != Some(digest)
         {
             self.guard.doubt_since.get_or_insert(now);
