@@ -9,8 +9,10 @@
 //!
 //! - `check.rs`: what is refused, and what is known already
 //! - `effects.rs`: what commands do
+//! - `beginning.rs`: how a cluster goes on that lost its quorum for good
 //! - `waiting.rs`: who is in whose way, queues, and how a freed lock is handed over
 
+mod beginning;
 mod check;
 mod effects;
 mod read;
@@ -25,6 +27,7 @@ use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::recent::Recent;
 
+pub use self::beginning::{CountersSpent, NewBeginning};
 pub use self::read::LockView;
 
 /// Everything that the replicas of a group agree on.
@@ -37,6 +40,7 @@ pub use self::read::LockView;
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
 /// - No lease id and no member id is ever given twice.
+/// - In quarantine nothing is held or waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub(crate) cluster: ClusterId,
@@ -59,6 +63,8 @@ pub struct State {
     /// Requests that made or ended a lease, or released what they know by its owner alone, and so cannot be
     /// remembered by one.
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
+    /// Nothing is granted: the cluster began anew, and holders of before may still believe.
+    pub(crate) quarantine: bool,
 }
 
 /// A client's presence.
@@ -162,6 +168,7 @@ impl State {
             paths: Paths::default(),
             members: BTreeMap::new(),
             lease_requests: Recent::new(LEASE_REQUESTS_KEPT),
+            quarantine: false,
         }
     }
 

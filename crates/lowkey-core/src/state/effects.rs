@@ -63,6 +63,10 @@ impl State {
                 self.members.remove(&member);
                 Reply::MemberRemoved { member }
             }
+            Command::EndQuarantine => {
+                self.quarantine = false;
+                Reply::QuarantineEnded
+            }
         }
     }
 
