@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lowkey_core::limits::TTL_SECONDS_MAX;
 use lowkey_replica::{
     CallId, DiskRoom, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status, Turn,
 };
@@ -297,6 +298,7 @@ impl Running {
             }
         }
         tell_of_members(&before, &status);
+        tell_of_quarantine(&before, &status);
         self.driver.links.follow(&status);
         let is_removed = status.has_removed(status.member);
         self.driver.view.publish(status);
@@ -337,6 +339,20 @@ fn tell_of_members(before: &Status, status: &Status) {
     for gone in before.members.iter().filter(|known| !status.members.iter().any(|m| m.member == known.member))
     {
         tracing::info!(member = gone.member.0, node = %gone.node.name, "a node was removed");
+    }
+}
+
+/// Says when nothing is granted, and when it is again.
+fn tell_of_quarantine(before: &Status, status: &Status) {
+    match status.quarantine_ends {
+        Some(ends) if before.quarantine_ends != Some(ends) => tracing::warn!(
+            seconds = TTL_SECONDS_MAX,
+            "this cluster was recovered after it lost its quorum: no lock is granted (RECOVERING) until all clients of before have stopped believing that they hold one"
+        ),
+        _ if before.quarantine && !status.quarantine => {
+            tracing::info!("the time after the recovery is over: locks are granted");
+        }
+        _ => {}
     }
 }
 
