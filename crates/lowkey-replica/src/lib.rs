@@ -46,5 +46,5 @@ pub use recovery::{Found, Founding, RecoverError, found};
 pub use replica::{Fatal, Replica};
 pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};
 pub use status::{MemberStatus, Role, Status};
-pub use survivor::Survivor;
+pub use survivor::{Survivor, begin_anew};
 pub use time::{MILLISECOND, Nanos};

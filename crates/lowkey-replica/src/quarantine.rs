@@ -22,7 +22,8 @@ pub(crate) const QUARANTINE_NANOS: u64 = TTL_SECONDS_MAX.unsigned_abs() * 1_000 
 impl Replica {
     /// R1: a leader that may touch leases from now on waits for all of the time.
     pub(crate) fn begin_quarantine(&mut self, now: Nanos) {
-        let length_nanos = if mutants::is_active("quarantine ends at once") { 0 } else { QUARANTINE_NANOS };
+        let length_nanos =
+            if mutants::is_active("quarantine ends at once") { 0 } else { self.config.quarantine_nanos };
         self.quarantine_ends = self.state.is_in_quarantine().then(|| now.after(length_nanos));
     }
 

@@ -70,7 +70,12 @@ impl Survivor {
 
     /// What is to be on disk for a new cluster that begins where this one ended.
     pub fn begin_anew(&self, beginning: NewBeginning) -> Result<Founding, CountersSpent> {
-        let (state, member) = self.state.begin_anew(beginning)?;
-        Ok(begin_with(&state, member, self.term))
+        begin_anew(&self.state, self.term, beginning)
     }
+}
+
+/// What is to be on disk for a new cluster that begins behind this state and this term.
+pub fn begin_anew(state: &State, term: u64, beginning: NewBeginning) -> Result<Founding, CountersSpent> {
+    let (state, member) = state.begin_anew(beginning)?;
+    Ok(begin_with(&state, member, term))
 }

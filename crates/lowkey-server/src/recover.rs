@@ -282,3 +282,82 @@ fn io_error(doing: &str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
     let doing = format!("{doing} {}", path.display());
     move |source| StartError::Io { doing, source }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use lowkey_core::NodeName;
+
+    use super::*;
+
+    const SEGMENT: &str = "segment-0000000000000001.log";
+    const OLD: [&str; 3] = [SEGMENT, "snapshot-00000000000000000005.snap", "clean-stop"];
+    const NEW: [&str; 3] = [SEGMENT, "snapshot-00000000000000000009.snap", "clean-stop"];
+
+    fn write_node(path: &Path, cluster: u8) {
+        let node = NodeFile {
+            name: NodeName::parse("n1").unwrap(),
+            identity: NodeIdentity([cluster; 16]),
+            membership: Some((ClusterId([cluster; 16]), MemberId(1))),
+        };
+        let lock = File::create(path.join("lock")).unwrap();
+        DataDirectory::fresh(path, node, lock).unwrap().keep_identity().unwrap();
+        fs::remove_file(path.join("lock")).unwrap();
+    }
+
+    /// A directory in which a recovery has just been decided.
+    fn decided(path: &Path) {
+        let ready = path.join(READY);
+        fs::create_dir(&ready).unwrap();
+        write_node(path, 1);
+        write_node(&ready, 2);
+        for (directory, names, text) in [(path, OLD, "old"), (&ready, NEW, "new")] {
+            for name in names {
+                fs::write(directory.join(name), text).unwrap();
+            }
+        }
+        fs::write(path.join("thesis.txt"), "mine").unwrap();
+    }
+
+    fn content(path: &Path) -> BTreeMap<String, Vec<u8>> {
+        let disk = RealDisk::open(path).unwrap();
+        disk.list().unwrap().into_iter().map(|name| (name.clone(), disk.read(&name).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_recovery_that_was_decided_is_finished_from_wherever_it_was_interrupted() {
+        let kept = format!("{KEPT}02020202");
+        // What `finish` does, move by move.
+        let out = |name: &str| (name.to_owned(), format!("{kept}/{name}"));
+        let up = |name: &str| (format!("{MOVING}/{name}"), name.to_owned());
+        let mut moves = vec![out(NODE_FILE)];
+        moves.extend(OLD.map(out));
+        moves.push((READY.to_owned(), MOVING.to_owned()));
+        moves.extend(NEW.map(up));
+        moves.push(up(NODE_FILE));
+        for done in 0..=moves.len() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path();
+            decided(path);
+            let (old, new) = (content(path), content(&path.join(READY)));
+            if done > 0 {
+                fs::create_dir(path.join(&kept)).unwrap();
+            }
+            for (from, to) in &moves[..done] {
+                // Until the last move there is no `node` file that could be taken for that of a whole directory.
+                fs::rename(path.join(from), path.join(to)).unwrap();
+                assert_eq!(path.join(NODE_FILE).exists(), to == NODE_FILE);
+            }
+            assert_eq!(finish(path).unwrap(), Some(path.join(&kept)), "after {done} moves");
+            let mine: BTreeMap<_, _> = [("thesis.txt".to_owned(), b"mine".to_vec())].into();
+            let whole: BTreeMap<_, _> = new.into_iter().chain(mine).collect();
+            assert_eq!(content(path), whole, "after {done} moves");
+            let mut before = old;
+            before.remove("thesis.txt");
+            assert_eq!(content(&path.join(&kept)), before, "after {done} moves");
+            assert!(!path.join(READY).exists() && !path.join(MOVING).exists());
+            assert_eq!(finish(path).unwrap(), None, "there is nothing left to do");
+        }
+    }
+}

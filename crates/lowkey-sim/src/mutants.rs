@@ -92,6 +92,9 @@ pub const MUTANTS: &[&str] = &[
     "a leader proposes its own removal",
     "a removal may cost the quorum",
     "removed before the configuration changed",
+    // A cluster that began anew.
+    "a lock is granted in quarantine",
+    "quarantine ends at once",
 ];
 
 /// Those that no seed of the first 200 has caught: a scenario does, and is asked first.
@@ -103,6 +106,8 @@ const BY_SCENARIO: &[&str] = &[
     "the place of a gone caller is cancelled at once",
     "a new leader gives waiters no time",
     "a removal may cost the quorum",
+    "a lock is granted in quarantine",
+    "quarantine ends at once",
 ];
 
 /// Mutants that break no promise as things are: see `docs/simulation.md` for why.

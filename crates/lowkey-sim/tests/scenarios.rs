@@ -77,6 +77,7 @@ scenarios! {
     three_become_one_each_leader_in_turn
     a_removal_that_would_cost_the_quorum
     an_elections_leader_killed_with_many_candidates
+    nothing_is_granted_in_quarantine_under_two_leaders
 }
 
 /// What the documentation shows is what happens, to the letter.

@@ -306,7 +306,18 @@ fn killed_at_any_moment_it_leaves_the_old_node_or_the_new_one() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(whole * (round as u32 * 2 + 1) / (times as u32 * 2));
+        // The first half of the kills is spread over all of the time. Most of that is spent on writing the new node: the
+        // others come as soon as that is decided on, or a little later.
+        if round < times / 2 {
+            std::thread::sleep(whole * (round as u32 * 2 + 1) / times as u32);
+        } else {
+            let is_decided =
+                || ["recover.ready", "recover.moving"].iter().any(|name| node.data_dir.join(name).exists());
+            while !is_decided() && child.try_wait().unwrap().is_none() {
+                std::hint::spin_loop();
+            }
+            std::thread::sleep(Duration::from_micros(200) * (round - times / 2) as u32);
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         // Before it was decided, all is as it was; afterwards a start finishes it, and so does another try.
