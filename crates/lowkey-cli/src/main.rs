@@ -57,7 +57,7 @@ enum Command {
     Member(member::MemberArgs),
     /// Run a node (the default: flags without a command mean this)
     Server(Box<server::ServerArgs>),
-    /// Make a new cluster of the one node that is left of a cluster that lost its majority for good
+    /// Begin a new cluster with a node of one whose majority is lost for good
     Recover(recover::RecoverArgs),
     /// Run three nodes in one process, for trying things out
     Dev(dev::DevArgs),
