@@ -80,6 +80,7 @@ fn of_reason(reason: Reason) -> (u8, String) {
         Reason::NoLeader | Reason::NoQuorum => {
             (NO_SERVICE, "the service needs a majority of its nodes; look at `lowkey status`")
         }
+        Reason::Recovering => (NO_SERVICE, "`lowkey status` says for how long; or wait for it"),
         Reason::OutcomeUnknown => (NO_SERVICE, "it may have happened all the same; look at `lowkey get`"),
         Reason::NodeNotFound | Reason::QuorumAtRisk | Reason::TransferFailed => {
             (NO, "look at `lowkey member list`")

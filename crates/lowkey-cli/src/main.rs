@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use commands::{changes, completions, detached, dev, locks, member, run, status};
+use commands::{changes, completions, detached, dev, locks, member, recover, run, status};
 use exit::Failure;
 
 /// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
@@ -57,6 +57,8 @@ enum Command {
     Member(member::MemberArgs),
     /// Run a node (the default: flags without a command mean this)
     Server(Box<server::ServerArgs>),
+    /// Begin a new cluster with a node of one whose majority is lost for good
+    Recover(recover::RecoverArgs),
     /// Run three nodes in one process, for trying things out
     Dev(dev::DevArgs),
     /// Write completions for a shell
@@ -99,6 +101,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Status(args) => status::status(&args),
         Command::Member(args) => member::member(&args),
         Command::Server(args) => server::run(*args),
+        Command::Recover(args) => recover::recover(&args),
         Command::Dev(args) => dev::dev(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     }

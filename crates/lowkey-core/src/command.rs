@@ -123,6 +123,9 @@ pub enum Command {
         /// If given, the node must have this id: another may have come under the same name meanwhile.
         member: Option<MemberId>,
     },
+    /// Ends the quarantine of a new beginning: see [`crate::NewBeginning`]. A leader proposes it when it has
+    /// waited for as long as anybody may still believe; that stays true in every later term.
+    EndQuarantine,
 }
 
 impl Command {
@@ -138,7 +141,8 @@ impl Command {
             | Self::SetValue { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
-            | Self::RemoveMember { .. } => {}
+            | Self::RemoveMember { .. }
+            | Self::EndQuarantine => {}
         }
     }
 }
@@ -245,6 +249,8 @@ pub enum Reply {
         /// The id in the group that it had.
         member: MemberId,
     },
+    /// Locks are granted again, or were all along.
+    QuarantineEnded,
 }
 
 /// Why a command did nothing. The same command in the same state is always refused alike.
@@ -324,6 +330,9 @@ pub enum Refusal {
         /// Its name.
         name: NodeName,
     },
+    /// The cluster began anew after it lost its quorum, and grants nothing until whoever held something
+    /// before has stopped believing that it does.
+    Quarantine,
 }
 
 /// Who holds a lock, as told to others.

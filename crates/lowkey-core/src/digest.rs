@@ -141,7 +141,8 @@ impl Mix {
             | Reply::WaitsCancelled { .. }
             | Reply::Expired { .. }
             | Reply::MemberAdded { .. }
-            | Reply::MemberRemoved { .. } => {
+            | Reply::MemberRemoved { .. }
+            | Reply::QuarantineEnded => {
                 unreachable!("only requests of clients that had their effect are remembered")
             }
         }

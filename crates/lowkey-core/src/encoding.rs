@@ -18,7 +18,7 @@ use crate::name::{
 /// The version of the command set that this build understands. Raised with every new kind.
 ///
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
-/// removed. 4: no new kind, but nodes that compare their states at checkpoints.
+/// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints.
 pub const COMMAND_VERSION: u32 = 4;
 
 impl Command {
@@ -38,6 +38,7 @@ impl Command {
             Self::AddMember { node } if node.identity.is_some() => 1,
             Self::Acquire { .. } | Self::SetValue { .. } | Self::CancelWait { .. } => 2,
             Self::AddMember { .. } | Self::UpdateMember { .. } | Self::RemoveMember { .. } => 3,
+            Self::EndQuarantine => 4,
         }
     }
 }
@@ -74,7 +75,7 @@ impl From<Invalid> for DecodeError {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12")]
     kind: Option<Kind>,
 }
 
@@ -100,6 +101,8 @@ enum Kind {
     RemoveMember(RemoveMemberProto),
     #[prost(message, tag = "10")]
     UpdateMember(UpdateMemberProto),
+    #[prost(message, tag = "12")]
+    EndQuarantine(EndQuarantineProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -222,6 +225,9 @@ struct UpdateMemberProto {
     #[prost(message, optional, tag = "2")]
     node: Option<NodeInfoProto>,
 }
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct EndQuarantineProto {}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct NodeInfoProto {
@@ -349,6 +355,7 @@ impl Command {
                 name: name.to_string(),
                 member: member.map_or(0, |member| member.0),
             }),
+            Self::EndQuarantine => Kind::EndQuarantine(EndQuarantineProto {}),
         }
     }
 
@@ -427,6 +434,7 @@ impl Command {
                 name: NodeName::parse(&proto.name)?,
                 member: (proto.member != 0).then_some(MemberId(proto.member)),
             },
+            Kind::EndQuarantine(EndQuarantineProto {}) => Self::EndQuarantine,
         })
     }
 }

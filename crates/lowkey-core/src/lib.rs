@@ -32,4 +32,4 @@ pub use name::{
     Ticket, Token, Ttl, Value, WaitTime,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{Lease, LockView, State};
+pub use state::{CountersSpent, Lease, LockView, NewBeginning, State};

@@ -25,8 +25,15 @@ use crate::state::{Lease, State, Wait};
 
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
-/// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these.
-pub const SNAPSHOT_VERSION: u32 = 2;
+/// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine.
+pub const SNAPSHOT_VERSION: u32 = 3;
+
+/// What a snapshot is written as. Quarantine is rare, and a reader that does not know of it would grant: only then
+/// is it the newest version. All other snapshots stay as they were, so that nodes of before can read them while a
+/// cluster is upgraded, and replicas of both hash alike.
+fn version_of(state: &State) -> u32 {
+    if state.quarantine { SNAPSHOT_VERSION } else { 2 }
+}
 
 /// Bytes that are not a snapshot that this build can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +113,8 @@ struct StateProto {
     /// In the order of waiting.
     #[prost(message, repeated, tag = "11")]
     waits: Vec<WaitProto>,
+    #[prost(bool, tag = "12")]
+    quarantine: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -226,7 +235,7 @@ impl State {
     /// The state as bytes; equal states give equal bytes.
     pub fn encode_snapshot(&self) -> Vec<u8> {
         StateProto {
-            version: SNAPSHOT_VERSION,
+            version: version_of(self),
             cluster: self.cluster.0.to_vec(),
             revision: self.revision,
             last_token: self.last_token.0,
@@ -246,6 +255,7 @@ impl State {
                 .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered))
                 .collect(),
             waits: self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)).collect(),
+            quarantine: self.quarantine,
         }
         .encode_to_vec()
     }
@@ -296,6 +306,10 @@ impl State {
             state.lease_requests.insert(key, remembered(&request)?);
         }
         proto.waits.into_iter().try_for_each(|wait| state.restore_wait(wait))?;
+        state.quarantine = proto.quarantine;
+        if state.quarantine && !state.locks.is_empty() {
+            return malformed("it is in quarantine, and locks are held");
+        }
         state.check_queues()?;
         Ok(state)
     }
@@ -518,7 +532,8 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         | Reply::WaitsCancelled { .. }
         | Reply::Expired { .. }
         | Reply::MemberAdded { .. }
-        | Reply::MemberRemoved { .. } => {
+        | Reply::MemberRemoved { .. }
+        | Reply::QuarantineEnded => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

@@ -10,8 +10,10 @@
 //! - `check.rs`: what is refused, and what is known already
 //! - `parts.rs`: how leases, grants, waits and members come, change and go, with the digest of them all
 //! - `effects.rs`: what commands do
+//! - `beginning.rs`: how a cluster goes on that lost its quorum for good
 //! - `waiting.rs`: who is in whose way, queues, and how a freed lock is handed over
 
+mod beginning;
 mod check;
 mod effects;
 mod parts;
@@ -28,6 +30,7 @@ use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::recent::Recent;
 
+pub use self::beginning::{CountersSpent, NewBeginning};
 pub use self::read::LockView;
 
 /// Everything that the replicas of a group agree on.
@@ -41,6 +44,7 @@ pub use self::read::LockView;
 /// - No two grants ever have the same token; a later grant has the higher one.
 /// - `digest` is that of all leases, grants, waits and members.
 /// - No lease id and no member id is ever given twice.
+/// - In quarantine nothing is held or waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub(crate) cluster: ClusterId,
@@ -64,6 +68,8 @@ pub struct State {
     /// remembered by one.
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
     digest: Digest,
+    /// Nothing is granted: the cluster began anew, and holders of before may still believe.
+    pub(crate) quarantine: bool,
 }
 
 /// A client's presence.
@@ -168,6 +174,7 @@ impl State {
             members: BTreeMap::new(),
             lease_requests: Recent::new(LEASE_REQUESTS_KEPT),
             digest: Digest::default(),
+            quarantine: false,
         }
     }
 

@@ -17,6 +17,7 @@
 //! - `expire LEASE… decided_term=TERM`
 //! - `add_member NAME [identity=0..255] [host=HOST] [version=N]`; without an identity it is expected
 //! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N]`, `remove_member NAME [member=MEMBER]`
+//! - `end_quarantine`
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -27,6 +28,8 @@
 //! - `term TERM`: the term of the entries that follow
 //! - `revision REVISION`: the next entry has this one
 //! - `churn LOCK OWNER lease=LEASE times=N`: acquires and releases N times, each with new request ids
+//! - `begin_anew NAME identity=0..255 [unix_minutes=N] [at_once=true]`: the first state of a new cluster, in place of
+//!   the present one
 //! - `state`, `hash`
 //! - `snapshot`: encodes, decodes, compares, and goes on with the decoded one
 
@@ -36,8 +39,8 @@ use std::path::Path;
 
 use lowkey_core::{
     AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
-    InTheWay, Invalid, LeaseId, LockName, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal,
-    Reply, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value, WaitEnd,
+    InTheWay, Invalid, LeaseId, LockName, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName,
+    OwnerId, Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -64,6 +67,15 @@ enum Step {
         lease: u64,
         #[arg(key)]
         times: u64,
+    },
+    BeginAnew {
+        name: String,
+        #[arg(key)]
+        identity: u8,
+        #[arg(key, optional)]
+        unix_minutes: u64,
+        #[arg(key, optional)]
+        at_once: bool,
     },
     State,
     Hash,
@@ -176,6 +188,7 @@ enum Entry {
         #[arg(key)]
         member: Option<u64>,
     },
+    EndQuarantine,
 }
 
 impl Entry {
@@ -260,6 +273,7 @@ impl Entry {
                 member: MemberId(member),
                 node: node(&name, Some(identity), host, version)?,
             },
+            Self::EndQuarantine => Command::EndQuarantine,
             Self::RemoveMember { name, member } => {
                 Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
             }
@@ -307,6 +321,19 @@ impl goldenscript::Runner for Runner {
             Step::Revision(revision) => self.next_revision = *revision,
             Step::Churn { lock, owner, lease, times } => {
                 output = self.churn(lock, owner, LeaseId(*lease), *times)?;
+            }
+            Step::BeginAnew { name, identity, unix_minutes, at_once } => {
+                let beginning = NewBeginning {
+                    cluster: ClusterId([8; 16]),
+                    node: node(name, Some(*identity), None, None)?,
+                    unix_minutes: *unix_minutes,
+                    quarantine: !at_once,
+                };
+                let (state, member) =
+                    self.state.begin_anew(beginning).map_err(|spent| format!("{spent:?}"))?;
+                self.next_revision = state.revision() + 1;
+                self.state = state;
+                writeln!(output, "member {member} of a new cluster")?;
             }
             Step::State => output = dump(&self.state)?,
             Step::Hash => writeln!(output, "{:016x}", self.state.hash())?,
@@ -436,6 +463,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} removed"),
+        Reply::QuarantineEnded => "no quarantine any more".into(),
     }
 }
 
@@ -462,6 +490,7 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
+        Refusal::Quarantine => "QUARANTINE".into(),
     }
 }
 
@@ -555,6 +584,9 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
         wire.last_lease,
         wire.last_member
     )?;
+    if state.is_in_quarantine() {
+        writeln!(output, "in quarantine")?;
+    }
     for (id, lease) in state.leases() {
         let held: Vec<_> =
             state.grants().filter(|(_, g)| g.lease == id).map(|(name, _)| name.as_str()).collect();

@@ -68,7 +68,8 @@ fn refused(change: impl FnOnce(&mut StateWire)) -> String {
 #[test]
 fn the_format_is_as_written_down_in_the_tests() {
     let snapshot = sound();
-    assert_eq!(snapshot.version, SNAPSHOT_VERSION);
+    // Version 3 is only for a state in quarantine, which has no locks.
+    assert_eq!((snapshot.version, snapshot.quarantine), (2, false));
     assert_eq!(snapshot.cluster, [7; 16]);
     assert_eq!((snapshot.revision, snapshot.last_token), (7, 2));
     assert_eq!((snapshot.last_lease, snapshot.last_member), (3, 2));
@@ -123,6 +124,11 @@ fn a_snapshot_of_another_version_is_refused() {
         Err(SnapshotError::UnknownVersion(SNAPSHOT_VERSION + 1))
     );
     assert_eq!(refused(|snapshot| snapshot.version = 0), "it has no version");
+}
+
+#[test]
+fn locks_in_quarantine_are_refused() {
+    assert_eq!(refused(|snapshot| snapshot.quarantine = true), "it is in quarantine, and locks are held");
 }
 
 #[test]

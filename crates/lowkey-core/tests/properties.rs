@@ -214,7 +214,7 @@ proptest! {
                         Ok(Reply::Expired { count: 0 }) => prop_assert_eq!(&state, &unchanged),
                         // R10: granted or ended before.
                         Ok(Reply::WaitsCancelled { count: 0 }) => prop_assert_eq!(&state, &unchanged),
-                        Ok(Reply::MemberAdded { .. } | Reply::MemberRemoved { .. }) => {
+                        Ok(Reply::MemberAdded { .. } | Reply::MemberRemoved { .. } | Reply::QuarantineEnded) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
                         // The holder asked again, or set a value: nothing changed but that value, and
@@ -557,7 +557,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         | Command::Expire { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
-        | Command::RemoveMember { .. } => None,
+        | Command::RemoveMember { .. }
+        | Command::EndQuarantine => None,
     }
 }
 
@@ -693,6 +694,7 @@ fn outcome(
             _ => "member added",
         },
         Some(Ok(Reply::MemberRemoved { .. })) => "member removed",
+        Some(Ok(Reply::QuarantineEnded)) => "quarantine ended",
         Some(Err(Refusal::LeaseNotFound { .. })) => "lease not found",
         Some(Err(Refusal::LockNotFound { .. })) => "lock not found",
         Some(Err(Refusal::LockHeld { .. })) => "lock held",
@@ -705,5 +707,6 @@ fn outcome(
         Some(Err(Refusal::NodeNameTaken { .. })) => "node name taken",
         Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
         Some(Err(Refusal::LastNode { .. })) => "last node",
+        Some(Err(Refusal::Quarantine)) => "quarantine",
     }
 }

@@ -2,6 +2,7 @@
 
 use lowkey_core::{COMMAND_VERSION, MemberId};
 
+use crate::quarantine::QUARANTINE_NANOS;
 use crate::time::MILLISECOND;
 
 /// What a replica is told once, when it is made.
@@ -22,6 +23,8 @@ pub struct Config {
     pub leases_max: usize,
     /// How long after its deadline a lease is ended; later is always safe.
     pub expiry_grace_nanos: u64,
+    /// How long a cluster that began anew grants nothing; shorter than the longest time to live is not safe.
+    pub quarantine_nanos: u64,
     /// Entries after which a snapshot is made; more if the last one was large.
     pub snapshot_entries: u64,
     /// For each so many bytes that the last snapshot had, the next is made an entry later.
@@ -51,6 +54,7 @@ impl Config {
             command_version: COMMAND_VERSION,
             leases_max: 1_000_000,
             expiry_grace_nanos: 20 * MILLISECOND,
+            quarantine_nanos: QUARANTINE_NANOS,
             snapshot_entries: 10_000,
             snapshot_bytes_per_entry: 64,
             snapshot_bytes: 64 * 1024 * 1024,

@@ -6,7 +6,8 @@
 //! Where to look: [`Replica`] for how it is driven; `lease_table` for the rules of time (R1–R4, R8) and
 //! `wait_table` for those of waiting (R7, R10); `rounds` for how a quorum is asked once for many;
 //! `proposals` for what a caller may be told; `reads` for what may be asked; `members` for how nodes come and go;
-//! `snapshots` for how the log stays short; `recovery` for what a crash may leave behind; `history` for what watches resume from.
+//! `snapshots` for how the log stays short; `recovery` for what a crash may leave behind; `survivor` and
+//! `quarantine` for how a cluster begins anew that lost its quorum for good; `history` for what watches resume from.
 //!
 //! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
 //! as values, and `clippy.toml` beside the manifest keeps it so.
@@ -22,12 +23,14 @@ mod members;
 mod mutants;
 mod output;
 mod proposals;
+mod quarantine;
 mod reads;
 mod recovery;
 mod replica;
 mod rounds;
 mod snapshots;
 mod status;
+mod survivor;
 mod time;
 mod transfer;
 mod wait_table;
@@ -45,4 +48,5 @@ pub use recovery::{Found, Founding, RecoverError, found};
 pub use replica::{Fatal, Replica};
 pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};
 pub use status::{MemberStatus, Role, Status};
+pub use survivor::{Survivor, begin_anew};
 pub use time::{MILLISECOND, Nanos};

@@ -217,6 +217,11 @@ pub enum Failure {
     },
     /// The leader's disk is full; nothing was done.
     DiskFull,
+    /// The cluster began anew and grants nothing for a while; nothing was done.
+    Quarantine {
+        /// For how much longer at most, if this leader stays; 0 if it is about to end.
+        left_ms: u64,
+    },
     /// Not every member understands the command yet: an upgrade is under way. Nothing was done.
     NotUnderstood {
         /// A member that does not.

@@ -71,52 +71,70 @@ pub fn found(cluster: ClusterId, node: NodeInfo) -> Founding {
     let Ok(Reply::MemberAdded { member }) = applied.reply else {
         unreachable!("the first node of a cluster has no rivals");
     };
+    begin_with(&state, member, FIRST)
+}
+
+/// The first things on disk of a cluster with one voter, whose log begins behind this state.
+pub(crate) fn begin_with(state: &State, member: MemberId, term: u64) -> Founding {
+    let index = state.revision();
     let conf_state = eraftpb::ConfState { voters: vec![member.0], ..Default::default() };
-    let hard_state = eraftpb::HardState { term: FIRST, commit: FIRST, ..Default::default() };
-    let records = vec![LogRecord::hard_state(&hard_state), LogRecord::reset(FIRST, FIRST)];
+    let hard_state = eraftpb::HardState { term, commit: index, ..Default::default() };
+    let records = vec![LogRecord::hard_state(&hard_state), LogRecord::reset(index, term)];
     let state = state.encode_snapshot();
     let state_hash = State::hash_of_snapshot(&state);
-    let parts = SnapshotParts { index: FIRST, term: FIRST, conf_state, state, state_hash };
-    Founding {
-        member,
-        snapshot: SnapshotFile { index: FIRST, payload: wire::encode_snapshot(parts) },
-        records,
+    let parts = SnapshotParts { index, term, conf_state, state, state_hash };
+    Founding { member, snapshot: SnapshotFile { index, payload: wire::encode_snapshot(parts) }, records }
+}
+
+/// What was found on disk, after all checks.
+pub(crate) struct Checked {
+    pub(crate) log: Log,
+    /// As of the snapshot.
+    pub(crate) state: State,
+    /// Of the snapshot; nothing in it if there is none.
+    pub(crate) saved: eraftpb::SnapshotMetadata,
+    saved_bytes: u64,
+}
+
+/// Checks that log and snapshot belong together and are of this cluster, and brings them in step.
+pub(crate) fn check(cluster: ClusterId, found: &Found) -> Result<Checked, RecoverError> {
+    let mut log = Log::read(found)?;
+    let (state, saved, saved_bytes) = match &found.snapshot {
+        // A founder starts with a snapshot, and a joiner's first entry comes behind one.
+        None if log.last() > 0 => {
+            return Err(RecoverError(format!(
+                "the log begins behind index {}, but there is no snapshot of what came before",
+                log.compacted_index
+            )));
+        }
+        None => (State::new(cluster), eraftpb::SnapshotMetadata::default(), 0),
+        Some(payload) => {
+            let parts = wire::decode_snapshot(payload)?;
+            let state = read_state(&parts)?;
+            log.agree_with(&parts)?;
+            (state, parts.into_metadata(), payload.len() as u64)
+        }
+    };
+    if state.cluster() != cluster {
+        return Err(RecoverError(format!(
+            "the snapshot is of cluster {}, but this node belongs to cluster {cluster}",
+            state.cluster()
+        )));
     }
+    if log.hard_state.commit > log.last() {
+        return Err(RecoverError(format!(
+            "the log ends at index {}, but entries up to {} were committed: entries are missing",
+            log.last(),
+            log.hard_state.commit
+        )));
+    }
+    Ok(Checked { log, state, saved, saved_bytes })
 }
 
 impl Replica {
     /// Brings a replica to life from what its disk holds.
     pub fn recover(config: Config, cluster: ClusterId, found: Found) -> Result<Self, RecoverError> {
-        let mut log = Log::read(&found)?;
-        let (state, saved, saved_bytes) = match &found.snapshot {
-            // A founder starts with a snapshot, and a joiner's first entry comes behind one.
-            None if log.last() > 0 => {
-                return Err(RecoverError(format!(
-                    "the log begins behind index {}, but there is no snapshot of what came before",
-                    log.compacted_index
-                )));
-            }
-            None => (State::new(cluster), eraftpb::SnapshotMetadata::default(), 0),
-            Some(payload) => {
-                let parts = wire::decode_snapshot(payload)?;
-                let state = read_state(&parts)?;
-                log.agree_with(&parts)?;
-                (state, parts.into_metadata(), payload.len() as u64)
-            }
-        };
-        if state.cluster() != cluster {
-            return Err(RecoverError(format!(
-                "the snapshot is of cluster {}, but this node belongs to cluster {cluster}",
-                state.cluster()
-            )));
-        }
-        if log.hard_state.commit > log.last() {
-            return Err(RecoverError(format!(
-                "the log ends at index {}, but entries up to {} were committed: entries are missing",
-                log.last(),
-                log.hard_state.commit
-            )));
-        }
+        let Checked { log, state, saved, saved_bytes } = check(cluster, &found)?;
         let compaction = (log.compacted_index, log.compacted_term);
         let (conf_state, applied) = (saved.get_conf_state().clone(), saved.index);
         let mut store = LogStore::new(log.hard_state, conf_state, compaction, log.entries);
@@ -149,11 +167,11 @@ impl Replica {
 }
 
 /// The log as it was read, on its way to being usable.
-struct Log {
-    hard_state: eraftpb::HardState,
+pub(crate) struct Log {
+    pub(crate) hard_state: eraftpb::HardState,
     compacted_index: u64,
     compacted_term: u64,
-    entries: VecDeque<eraftpb::Entry>,
+    pub(crate) entries: VecDeque<eraftpb::Entry>,
     /// It did not agree with the snapshot, and begins anew behind it.
     given_up: bool,
 }
@@ -180,7 +198,7 @@ impl Log {
         Ok(Self { hard_state, compacted_index, compacted_term, entries, given_up: false })
     }
 
-    fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.compacted_index + self.entries.len() as u64
     }
 

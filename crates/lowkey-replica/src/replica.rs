@@ -62,6 +62,8 @@ pub struct Replica {
     renewals_in_doubt: BTreeMap<LeaseId, Vec<CallId>>,
     /// R4: `Expiring` leases whose `Expire` has not been accepted into the log yet.
     unproposed_ends: Vec<LeaseId>,
+    /// When this leader proposes the end of the quarantine; nothing if there is none, or it is proposed.
+    pub(crate) quarantine_ends: Option<Nanos>,
     /// R10: `Cancelling` waits whose `CancelWait` has not been accepted into the log yet.
     pub(crate) unproposed_cancels: Vec<Ticket>,
     /// Term and role as of the last step; a change of either is acted on at once.
@@ -130,6 +132,7 @@ impl Replica {
             renewals_in_doubt: BTreeMap::new(),
             unproposed_ends: Vec::new(),
             unproposed_cancels: Vec::new(),
+            quarantine_ends: None,
             expired_leases: 0,
             last_tick: None,
             standing_since: Nanos(0),
@@ -197,6 +200,7 @@ impl Replica {
             }
             self.expire_due(now);
             self.cancel_due(now);
+            self.end_quarantine_if_due(now);
             self.reconcile_members();
             if self.hand_over_wanted {
                 self.hand_over();
@@ -435,6 +439,7 @@ impl Replica {
             self.unproposed_ends.clear();
         }
         self.unproposed_cancels.clear();
+        self.quarantine_ends = None;
         self.hand_over_wanted = false;
         // What an earlier lead proposed is applied before this node touches anything again (R1), or gone.
         self.last_removal = 0;
@@ -596,7 +601,7 @@ impl Replica {
                         if proposal.term == term
                             || mutants::is_active("another entry's outcome is answered") =>
                     {
-                        reply.map_err(Failure::Refused).map(Response::Applied)
+                        reply.map_err(|refusal| self.refused(now, refusal)).map(Response::Applied)
                     }
                     // Another entry stands where the proposal was: it never happened.
                     _ => Err(Failure::NotLeader { leader: self.leader() }),
@@ -682,6 +687,7 @@ impl Replica {
             let leases: Vec<(LeaseId, Ttl)> = running.map(|(id, lease)| (id, lease.ttl)).collect();
             self.leases.arm(now, leases.into_iter());
             self.waits.arm(now, self.state.waits());
+            self.begin_quarantine(now);
             // R8: a stall before the first tick is one too.
             self.last_tick.get_or_insert(now);
         }
@@ -700,7 +706,10 @@ impl Replica {
                 },
                 Wish::Read(query) => self.output.reply(call, Ok(reads::answer(&self.state, &query))),
                 Wish::Check { command, wait } => match self.state.check(&command) {
-                    Err(refusal) => self.output.reply(call, Err(Failure::Refused(refusal))),
+                    Err(refusal) => {
+                        let failure = self.refused(now, refusal);
+                        self.output.reply(call, Err(failure));
+                    }
                     // R10: the same request id, the same place.
                     Ok(Some(Reply::Waiting { ticket })) => {
                         self.park(now, ticket, Returned { call, command, wait });

@@ -19,6 +19,7 @@ use lowkey_core::{MemberId, State, mutants};
 use raft::eraftpb::{self, SnapshotMetadata};
 use raft::{ProgressState, SnapshotStatus, StateRole, Storage as _};
 
+pub(crate) use self::job::replay;
 pub use self::job::{JobError, SnapshotJob};
 pub use self::received::ReceivedSnapshot;
 use crate::config::Config;

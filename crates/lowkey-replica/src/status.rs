@@ -7,6 +7,7 @@ use raft::StateRole;
 
 use crate::guard::Divergence;
 use crate::replica::Replica;
+use crate::time::Nanos;
 
 /// A replica's standing, for people and for the service around it.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +46,10 @@ pub struct Status {
     pub leaving: Vec<MemberId>,
     /// The highest id that a node was ever registered with.
     pub last_member: MemberId,
+    /// The cluster began anew, and grants nothing for a while.
+    pub quarantine: bool,
+    /// Until when, if this node leads.
+    pub quarantine_ends: Option<Nanos>,
 }
 
 impl Status {
@@ -126,6 +131,8 @@ impl Replica {
             members: members.collect(),
             leaving: self.leaving().collect(),
             last_member: self.state.last_member(),
+            quarantine: self.state.is_in_quarantine(),
+            quarantine_ends: self.quarantine_ends,
         }
     }
 

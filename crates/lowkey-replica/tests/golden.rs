@@ -8,6 +8,8 @@
 //! - `found`: founds a cluster with n1; `start N2`: a node with an empty disk, or what a crash left;
 //!   with `[step]` it takes no turn yet
 //! - `cluster SIZE`: the same, until all of them vote
+//! - `begin_anew N [at_once=true]`: a new cluster with what the disk of a node holds that is down; its only node has
+//!   the next number
 //! - `crash N…`, `restart N…`
 //!
 //! Requests: `N1 REQUEST`, answered when the answer comes; with `[step]` no turn is taken yet, with
@@ -85,6 +87,13 @@ impl Runner {
             "found" => {
                 self.cluster.found()?;
                 self.cluster.run(1)
+            }
+            "begin_anew" => {
+                let node = node_id(next(args)?)?;
+                let quarantine = args.take_key("at_once").is_none();
+                self.cluster.begin_anew(node, quarantine)?;
+                let newest = self.cluster.live();
+                newest.into_iter().try_for_each(|node| self.cluster.run(node))
             }
             "start" | "restart" => {
                 for node in nodes(args)? {

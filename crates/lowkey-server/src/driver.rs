@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lowkey_core::limits::TTL_SECONDS_MAX;
 use lowkey_replica::{
     CallId, DiskRoom, Divergence, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status,
     Turn,
@@ -303,6 +304,7 @@ impl Running {
         }
         tell_of_members(&before, &status);
         tell_of_divergence(before.divergence, status.divergence);
+        tell_of_quarantine(&before, &status);
         self.driver.links.follow(&status);
         let is_removed = status.has_removed(status.member);
         self.driver.view.publish(status);
@@ -375,6 +377,20 @@ fn tell_the_end(error: &StartError) {
              acknowledged is on the disks of a majority; check this disk, then start the node again"
         ),
         _ => tracing::error!(%error, "this node ends by itself: it cannot go on"),
+    }
+}
+
+/// Says when nothing is granted, and when it is again.
+fn tell_of_quarantine(before: &Status, status: &Status) {
+    match status.quarantine_ends {
+        Some(ends) if before.quarantine_ends != Some(ends) => tracing::warn!(
+            seconds = TTL_SECONDS_MAX,
+            "this cluster was recovered after it lost its quorum: no lock is granted (RECOVERING) until all clients of before have stopped believing that they hold one"
+        ),
+        _ if before.quarantine && !status.quarantine => {
+            tracing::info!("the time after the recovery is over: locks are granted");
+        }
+        _ => {}
     }
 }
 

@@ -53,6 +53,11 @@ pub enum StartError {
         /// What the last attempt said.
         problem: String,
     },
+    /// A directory cannot be recovered, or need not be.
+    NotRecovered {
+        /// Why, and what to do.
+        problem: String,
+    },
     /// The replica thread ended by itself.
     Replica(String),
 }
@@ -84,7 +89,7 @@ impl std::fmt::Display for StartError {
             Self::NothingToDo => f.write_str(
                 "the data directory is empty: use --bootstrap to found a cluster, or --join HOST:PORT to join one",
             ),
-            Self::Join { problem } => f.write_str(problem),
+            Self::Join { problem } | Self::NotRecovered { problem } => f.write_str(problem),
             Self::Replica(problem) => f.write_str(problem),
         }
     }

@@ -246,6 +246,7 @@ fn run(
         forwarders,
         hub,
         metrics,
+        clock,
         stopping,
         parting: watch::Sender::new(false),
     });
@@ -301,8 +302,8 @@ fn watch_hub(
     Hub::start(applied, streams_max, leadership, stopping)
 }
 
-/// The wall clock, for display only.
-fn unix_ms() -> u64 {
+/// The wall clock: for display, and for where the counters of a new beginning begin.
+pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

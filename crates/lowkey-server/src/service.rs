@@ -31,6 +31,7 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::clock::Clock;
 use crate::edge::stopped;
 use crate::inbox::{Event, Inbox};
 use crate::metrics::Metrics;
@@ -61,6 +62,7 @@ pub(crate) struct Service {
     pub(crate) forwarders: Forwarders,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
+    pub(crate) clock: Clock,
     /// True once the node was told to stop: streams of clients end.
     pub(crate) stopping: watch::Sender<bool>,
     /// True once nothing is under way for clients any more: streams of peers end.

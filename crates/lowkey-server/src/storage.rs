@@ -6,6 +6,7 @@
 //!   node              sealed: name, identity, and, once it belongs to one, cluster and number
 //!   segment-….log     the log
 //!   snapshot-….snap   the newest two snapshots
+//!   before-recover-…/ what `lowkey recover` found, kept for a person: see `recover.rs`
 //! ```
 //!
 //! The `node` file is the truth about membership: it names a cluster only after log and first
@@ -20,15 +21,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lowkey_core::{ClusterId, MemberId, NodeIdentity, NodeName};
 use lowkey_replica::{Found, Founding, LogRecord, RecordKind, SnapshotFile};
-use lowkey_wal::{Disk, Kind, Options, RealDisk, Record, SealedError, Wal, sealed, snapshots};
+use lowkey_wal::{Disk, Kind, Options, RealDisk, Record, Recovered, SealedError, Wal, sealed, snapshots};
 use prost::Message as _;
 
 use crate::error::StartError;
+use crate::recover;
 
 /// The one group that there is so far; every record and every message carries it.
 pub(crate) const GROUP: u32 = 1;
 
-const NODE_FILE: &str = "node";
+pub(crate) const NODE_FILE: &str = "node";
 const LOCK_FILE: &str = "lock";
 const NODE_FILE_KIND: [u8; 4] = *b"NODE";
 
@@ -120,20 +122,16 @@ impl DataDirectory {
             move |source| StartError::Io { doing, source }
         };
         let disk = RealDisk::open(path).map_err(failed("cannot create or open"))?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path.join(LOCK_FILE))
-            .map_err(failed("cannot write to"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StartError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(source)) => return Err(failed("cannot lock")(source)),
+        let lock = lock(path, true)?.expect("it is made where it is missing");
+        if let Some(kept) = recover::finish(path)? {
+            tracing::warn!(
+                kept = %kept.display(),
+                "a recovery of this node had been interrupted, and is finished now: it begins a new cluster"
+            );
         }
         let disk: Arc<dyn Disk> = Arc::new(disk);
-        let node = match sealed::read(&*disk, NODE_FILE, NODE_FILE_KIND)? {
-            Some(payload) => NodeFile::decode(&payload)?,
+        let node = match NodeFile::read(&*disk)? {
+            Some(node) => node,
             None => Self::new_node(path, &*disk, wished_name)?,
         };
         let node = match wished_name {
@@ -148,6 +146,13 @@ impl DataDirectory {
             );
         }
         Ok(Self { path: path.to_owned(), disk, node, _lock: lock })
+    }
+
+    /// A directory, empty so far, for a node that founds a cluster. Whoever holds the lock uses it alone.
+    pub(crate) fn fresh(path: &Path, node: NodeFile, lock: File) -> Result<Self, StartError> {
+        let doing = || format!("cannot create {}", path.display());
+        let disk = RealDisk::open(path).map_err(|source| StartError::Io { doing: doing(), source })?;
+        Ok(Self { path: path.to_owned(), disk: Arc::new(disk), node, _lock: lock })
     }
 
     /// A node that nobody knows yet, in memory only.
@@ -223,8 +228,7 @@ impl DataDirectory {
     /// order, and a directory that is refused is left as it was found.
     pub(crate) fn open_log(&self) -> Result<Opened, StartError> {
         let snapshot = snapshots::load_newest(&*self.disk)?.map(|(_, payload)| payload);
-        let (wal, mut recovered) =
-            Wal::open(Arc::clone(&self.disk), self.node.identity.0, Options::default())?;
+        let (wal, recovered) = Wal::open(Arc::clone(&self.disk), self.node.identity.0, Options::default())?;
         if let Some(cut) = &recovered.cut {
             tracing::warn!(
                 file = cut.file,
@@ -232,18 +236,51 @@ impl DataDirectory {
                 "the log ended in a write that a crash cut short; nothing that was acknowledged is in it"
             );
         }
-        let group = recovered.groups.remove(&GROUP).unwrap_or_default();
-        let found = Found {
-            snapshot,
-            hard_state: group.hard_state,
-            compaction: group.compaction,
-            entries: group.entries,
-        };
-        Ok(Opened { wal, found })
+        Ok(Opened { wal, found: found(snapshot, recovered) })
     }
 }
 
+/// Takes the lock of a directory, which stays held until it is dropped. Nothing if the file is missing, and not to be
+/// made: then no process uses the directory.
+pub(crate) fn lock(path: &Path, make: bool) -> Result<Option<File>, StartError> {
+    let failed = |doing: &str, source| StartError::Io {
+        doing: format!("{doing} the data directory {}", path.display()),
+        source,
+    };
+    let file = File::options().create(make).truncate(false).write(true).open(path.join(LOCK_FILE));
+    let file = match file {
+        Ok(file) => file,
+        Err(error) if !make && error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed("cannot write to", source)),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(StartError::InUse { path: path.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(failed("cannot lock", source)),
+    }
+}
+
+/// What log and snapshots of a node hold, read with all the checks of a start. Changes nothing.
+pub(crate) fn read(disk: &Arc<dyn Disk>, identity: NodeIdentity) -> Result<Found, StartError> {
+    let snapshot = snapshots::load_newest(&**disk)?.map(|(_, payload)| payload);
+    let recovered = Wal::read(disk, identity.0, Options::default())?;
+    Ok(found(snapshot, recovered))
+}
+
+fn found(snapshot: Option<Vec<u8>>, mut recovered: Recovered) -> Found {
+    let group = recovered.groups.remove(&GROUP).unwrap_or_default();
+    Found { snapshot, hard_state: group.hard_state, compaction: group.compaction, entries: group.entries }
+}
+
 impl NodeFile {
+    /// The `node` file of a directory, if it has one.
+    pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Self>, StartError> {
+        match sealed::read(disk, NODE_FILE, NODE_FILE_KIND)? {
+            Some(payload) => Self::decode(&payload).map(Some),
+            None => Ok(None),
+        }
+    }
+
     fn encode(&self) -> Vec<u8> {
         let (cluster, member) = self.membership.unzip();
         NodeFileProto {

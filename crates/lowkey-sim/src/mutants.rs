@@ -98,6 +98,9 @@ pub const MUTANTS: &[&str] = &[
     "a minority takes no snapshot",
     "without a majority all go on",
     "one other digest is a majority",
+    // A cluster that began anew.
+    "a lock is granted in quarantine",
+    "quarantine ends at once",
 ];
 
 /// Those that no seed of the first 200 has caught: a scenario does, and is asked first.
@@ -114,6 +117,8 @@ const BY_SCENARIO: &[&str] = &[
     "a minority takes no snapshot",
     "without a majority all go on",
     "one other digest is a majority",
+    "a lock is granted in quarantine",
+    "quarantine ends at once",
 ];
 
 /// Mutants that break no promise as things are: see `docs/simulation.md` for why.

@@ -6,21 +6,24 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName, RequestId, mutants,
+    COMMAND_VERSION, ClusterId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName, RequestId, State,
+    mutants,
 };
 use lowkey_replica::{
-    CallId, Config, Found, History, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role, SnapshotJob,
-    found,
+    CallId, Config, Found, Founding, History, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role,
+    SnapshotJob, begin_anew, found,
 };
 use lowkey_wal::{Disk, Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
 
 use crate::clock::Clock;
-use crate::plan::Plan;
+use crate::plan::{Plan, SECOND};
 
 const GROUP: u32 = 1;
 const CLUSTER: ClusterId = ClusterId(*b"simulated world.");
 /// Small segments, so that logs roll over often.
 const SEGMENT_BYTES: u64 = 64 * 1024;
+/// Times to live are short in simulated worlds, and so is the time in which a cluster that began anew grants nothing.
+pub(crate) const QUARANTINE_NANOS: u64 = 20 * SECOND;
 
 /// A machine, up or down.
 pub(crate) struct Node {
@@ -111,16 +114,26 @@ pub(crate) fn node_info(member: u64) -> NodeInfo {
     }
 }
 
+/// What the first machine begins with.
+fn founding(plan: &Plan) -> Founding {
+    if !plan.recovered {
+        return found(CLUSTER, node_info(1));
+    }
+    let beginning =
+        NewBeginning { cluster: CLUSTER, node: node_info(1), unix_minutes: 1_000, quarantine: true };
+    begin_anew(&State::new(CLUSTER), 7, beginning).expect("counters go that far")
+}
+
 fn identity(member: u64) -> NodeIdentity {
     NodeIdentity([member as u8; 16])
 }
 
 impl Node {
     /// A machine whose disk holds a new cluster (the founder) or an empty log (one that joins).
-    pub(crate) fn new(member: u64, clock: Clock, disk_seed: u64) -> Self {
+    pub(crate) fn new(plan: &Plan, member: u64, clock: Clock, disk_seed: u64) -> Self {
         let disk = SimDisk::new(disk_seed);
         let records = if member == 1 {
-            let founding = found(CLUSTER, node_info(1));
+            let founding = founding(plan);
             snapshots::save(&*disk.as_disk(), founding.snapshot.index, &founding.snapshot.payload)
                 .expect("a new disk takes a snapshot");
             founding.records
@@ -167,6 +180,7 @@ impl Node {
             snapshot_bytes_per_entry: 1024 * 1024,
             tail_entries: plan.tail_entries,
             slow_entries_max: 4 * plan.tail_entries,
+            quarantine_nanos: QUARANTINE_NANOS,
             ..Config::new(GROUP, MemberId(self.member), seed)
         };
         let replica = Replica::recover(config, CLUSTER, found).map_err(|error| other(&error))?;

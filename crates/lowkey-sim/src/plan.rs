@@ -45,6 +45,8 @@ pub struct Plan {
     pub tail_entries: u64,
     /// Mean time between the operations of a client.
     pub think_nanos: u64,
+    /// The cluster is one that lost its quorum and begins anew: in quarantine.
+    pub recovered: bool,
     /// The faults.
     pub faults: Faults,
 }
@@ -105,6 +107,7 @@ impl Plan {
             snapshot_entries: random.between(20, 400),
             tail_entries: random.between(1, 60),
             think_nanos: random.between(100, 3_000) * MILLISECOND,
+            recovered: false,
             faults: Faults::draw(random, replicas),
         }
     }

@@ -121,6 +121,7 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::AddMember { node } => format!("let {} join", node.name),
         Command::UpdateMember { node, .. } => format!("note where {} is", node.name),
         Command::RemoveMember { name, .. } => format!("remove {name}"),
+        Command::EndQuarantine => "grant locks again".to_owned(),
     }
 }
 
@@ -194,6 +195,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         }
         Err(Failure::CannotLead { name, .. }) => format!("not done, {name} does not lead"),
         Err(Failure::Diverged) => "not done, my state is in doubt".to_owned(),
+        Err(Failure::Quarantine { .. }) => "not done, the cluster began anew".to_owned(),
         Err(Failure::NotUnderstood { by }) => format!("not done, {by} does not understand it"),
         Err(Failure::NodeTooOld { .. }) => "not done, the machine's version is too old".to_owned(),
     }
@@ -235,6 +237,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
         Reply::MemberRemoved { member } => format!("done, it was member {member}"),
+        Reply::QuarantineEnded => "done".to_owned(),
     }
 }
 
@@ -256,6 +259,7 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::NodeNameTaken { name, .. } => format!("refused, another machine is named {name}"),
         Refusal::NodeNotFound { name } => format!("refused, there is no machine {name}"),
         Refusal::LastNode { name } => format!("refused, {name} is the last machine"),
+        Refusal::Quarantine => "refused, the cluster began anew".to_owned(),
     }
 }
 

@@ -175,13 +175,14 @@ impl World {
             Clock::new(random.between(0, 1000 * SECOND), drift)
         };
         let clocks: Vec<Clock> = (0..plan.replicas + plan.clients).map(|_| clock()).collect();
-        let nodes: Vec<Node> =
-            (0..plan.replicas).map(|node| Node::new(node as u64 + 1, clocks[node], random.next())).collect();
+        let nodes: Vec<Node> = (0..plan.replicas)
+            .map(|node| Node::new(&plan, node as u64 + 1, clocks[node], random.next()))
+            .collect();
         let clients = (0..plan.clients)
             .map(|client| Client::new(client, 0, clocks[plan.replicas + client], 0, &mut random))
             .collect();
         let watchers = (0..plan.watchers).map(|_| Watcher::new(&plan, &mut random)).collect();
-        let mut founder = Node::new(1, Clock::new(0, 0), 0);
+        let mut founder = Node::new(&plan, 1, Clock::new(0, 0), 0);
         founder.start(&plan, 0, 0).unwrap_or_else(|problem| panic!("a new cluster starts: {problem:?}"));
         let founded = founder.process.as_ref().expect("it has just started").replica.state().clone();
         Self {

@@ -81,6 +81,7 @@ scenarios! {
     a_leaders_state_drifts
     three_states_and_no_majority
     an_elections_leader_killed_with_many_candidates
+    nothing_is_granted_in_quarantine_under_two_leaders
 }
 
 /// What the documentation shows is what happens, to the letter.

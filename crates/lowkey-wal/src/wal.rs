@@ -204,6 +204,13 @@ impl Wal {
         Ok((wal, recovered))
     }
 
+    /// Reads a log with all the checks of [`Wal::open`], and changes nothing.
+    pub fn read(disk: &Arc<dyn Disk>, identity: [u8; 16], options: Options) -> Result<Recovered, WalError> {
+        options.check()?;
+        let findings = recovery::recover(disk, identity, options.segment_bytes)?;
+        Ok(Recovered { groups: findings.chain.groups, clean: findings.clean, cut: findings.cut })
+    }
+
     /// True if the directory holds any file of a log, whole or not.
     pub fn exists(disk: &dyn Disk) -> io::Result<bool> {
         Ok(disk.list()?.iter().any(|name| segment::proves_a_log(name)))

@@ -103,6 +103,9 @@ reasons! {
     NoQuorum = "NO_QUORUM", Unavailable, 503, Retry;
     /// Some node does not understand the request yet: the cluster is being upgraded.
     UpgradeUnderWay = "UPGRADE_UNDER_WAY", Unavailable, 503, Retry;
+    /// The cluster was recovered after it lost its quorum, and grants nothing until holders of before have stopped
+    /// believing that they hold something.
+    Recovering = "RECOVERING", Unavailable, 503, Retry;
     /// The request was proposed or forwarded, and then there was silence: it may have happened.
     OutcomeUnknown = "OUTCOME_UNKNOWN", Unavailable, 503, RetrySameId;
 

@@ -5,6 +5,7 @@
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `changes.rs`: `leader`, `watch`
 //! - `interrupts.rs`: how somebody ends one that goes on
+//! - `recover.rs`: the one that works on a data directory, with the server's help
 //! - `status.rs`, `member.rs`, `dev.rs`, `completions.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
@@ -16,6 +17,7 @@ pub(crate) mod dev;
 mod interrupts;
 pub(crate) mod locks;
 pub(crate) mod member;
+pub(crate) mod recover;
 pub(crate) mod run;
 pub(crate) mod status;
 

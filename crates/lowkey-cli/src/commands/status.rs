@@ -23,6 +23,10 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
         }
         let (stats, members) = (status.stats.unwrap_or_default(), member::table(&status));
         let mut table = Table::new(&["WHAT", "VALUE"]);
+        let recovering = match status.recovering_seconds {
+            0 => None,
+            left => Some(("recovering", format!("no lock is granted for {left} s more at most"))),
+        };
         let leader = if status.leader_id.is_empty() { "none".to_owned() } else { status.leader_id };
         for (what, value) in [
             ("cluster", status.cluster_id),
@@ -35,7 +39,10 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             ("waiting", stats.waiters.to_string()),
             ("highest token", stats.fencing_counter.to_string()),
             ("answered by", format!("{} ({})", status.node_id, status.version)),
-        ] {
+        ]
+        .into_iter()
+        .chain(recovering)
+        {
             table.row([what.to_owned(), value]);
         }
         printed(table.print())?;

@@ -30,6 +30,7 @@ mod metrics;
 mod pause;
 mod quick_start;
 mod readme;
+mod recover;
 mod running;
 mod scopes;
 mod sdk;

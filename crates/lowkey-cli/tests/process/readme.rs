@@ -405,6 +405,11 @@ fn run_row(terminal: &Terminal, row: &Row, command: &str, name: &str) {
             }
         }
         "server" => run_server(&filled(command, &fillings)),
+        // What it does to a node that is left is told in `recover.rs`.
+        "recover" => {
+            let done = terminal.run(&filled(command, &[("DIR", "./nowhere")]));
+            assert!(done.complaint(1).contains("there is no data directory at ./nowhere"), "{done:?}");
+        }
         "dev" => Playground::typed(&filled(command, &fillings)).end(),
         _ => run_client(terminal, &filled(command, &fillings), name),
     }

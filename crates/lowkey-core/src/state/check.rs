@@ -41,7 +41,7 @@ impl State {
                 check_token(lock, self.grant_of(lock, *lease)?, *token)?;
                 Ok(None)
             }
-            Command::Expire { .. } | Command::CancelWait { .. } => Ok(None),
+            Command::Expire { .. } | Command::CancelWait { .. } | Command::EndQuarantine => Ok(None),
             Command::AddMember { node } => {
                 let place = self.place_of(node);
                 self.check_node_name(node, place)?;
@@ -98,6 +98,10 @@ impl State {
         let Command::Acquire { lock, owner, with, mode, scope, wait, request, .. } = command else {
             unreachable!("only an acquire is checked as one")
         };
+        // Before all else: nothing that would be granted or enqueued here can be known already.
+        if self.quarantine && !mutants::is_active("a lock is granted in quarantine") {
+            return Err(Refusal::Quarantine);
+        }
         let lease_id = match *with {
             AcquireWith::NewLease(_) => {
                 if let Some(reply) = self.known_lease_request(owner, request, command)? {

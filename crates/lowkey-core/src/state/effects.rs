@@ -63,6 +63,10 @@ impl State {
                 self.take_member(member);
                 Reply::MemberRemoved { member }
             }
+            Command::EndQuarantine => {
+                self.quarantine = false;
+                Reply::QuarantineEnded
+            }
         }
     }
 

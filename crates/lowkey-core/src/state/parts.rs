@@ -13,6 +13,7 @@ impl State {
         let mut mix = Mix::new();
         mix.bytes(&self.cluster.0);
         mix.numbers(&[self.revision, self.last_token.0, self.last_lease.0, self.last_member.0]);
+        mix.numbers(&[u64::from(self.quarantine)]);
         mix.digest(self.digest);
         mix.digest(self.lease_requests.digest());
         mix.finish()

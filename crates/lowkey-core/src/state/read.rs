@@ -33,7 +33,7 @@ impl State {
         self.revision
     }
 
-    /// The highest token ever granted; 0 before the first.
+    /// At least the highest token ever granted; 0 before the first.
     pub fn last_token(&self) -> Token {
         self.last_token
     }
@@ -125,6 +125,11 @@ impl State {
     /// The highest id that a node was ever registered with.
     pub fn last_member(&self) -> MemberId {
         self.last_member
+    }
+
+    /// True while nothing is granted: see [`crate::NewBeginning`].
+    pub fn is_in_quarantine(&self) -> bool {
+        self.quarantine
     }
 
     fn view(&self, name: &LockName, lock: &Lock, shown_max: usize) -> LockView {

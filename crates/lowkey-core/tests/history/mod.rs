@@ -512,7 +512,8 @@ impl Seen<'_> {
                     | Command::Expire { .. }
                     | Command::AddMember { .. }
                     | Command::UpdateMember { .. }
-                    | Command::RemoveMember { .. } => {}
+                    | Command::RemoveMember { .. }
+                    | Command::EndQuarantine => {}
                 }
                 command
             }

@@ -142,7 +142,8 @@ fn since(command: &Command) -> u64 {
         | Command::SetValue { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
-        | Command::RemoveMember { .. } => 0,
+        | Command::RemoveMember { .. }
+        | Command::EndQuarantine => 0,
     }
 }
 
@@ -198,6 +199,8 @@ impl Model {
             Command::AddMember { node } => self.add_member(node),
             Command::UpdateMember { member, node } => self.update_member(*member, node),
             Command::RemoveMember { name, member } => self.remove_member(name, *member),
+            // No history of this model begins anew: there is nothing to end.
+            Command::EndQuarantine => Ok(Reply::QuarantineEnded),
         };
         self.grant_whose_turn_it_is();
         Applied { reply, events: std::mem::take(&mut self.events) }

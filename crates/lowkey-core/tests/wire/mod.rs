@@ -25,6 +25,8 @@ pub(crate) struct StateWire {
     pub(crate) lease_requests: Vec<RequestWire>,
     #[prost(message, repeated, tag = "11")]
     pub(crate) waits: Vec<WaitWire>,
+    #[prost(bool, tag = "12")]
+    pub(crate) quarantine: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -79,7 +79,7 @@ impl SnapshotJob {
 }
 
 /// What applying the entry did to the live state. Changes of members are not part of it.
-fn replay(state: &mut State, entry: &Entry) -> Result<(), JobError> {
+pub(crate) fn replay(state: &mut State, entry: &Entry) -> Result<(), JobError> {
     let expected = state.revision() + 1;
     if entry.index != expected {
         return Err(JobError(format!("entry {} stands where {expected} belongs", entry.index)));

@@ -11,10 +11,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::fmt::Write as _;
 
-use lowkey_core::{COMMAND_VERSION, ClusterId, LeaseId, MemberId, NodeIdentity, NodeInfo, NodeName};
+use lowkey_core::{
+    COMMAND_VERSION, ClusterId, LeaseId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName,
+};
 use lowkey_replica::{
     CallId, Config, Input, MILLISECOND, Message, MessageType, Nanos, Output, Persist, ReceivedSnapshot,
-    Replica, Report, Request, SnapshotFile, SnapshotJob, found,
+    Replica, Report, Request, SnapshotFile, SnapshotJob, Survivor, found,
     wire::{self, Said},
 };
 
@@ -192,6 +194,27 @@ impl Cluster {
         disk.persist(&Persist { snapshot: Some(founding.snapshot), records: founding.records });
         self.nodes.insert(1, Node::new(disk));
         self.start(1)
+    }
+
+    /// Begins a new cluster with what the disk of a node holds that is down. Its only node has the next number.
+    pub(crate) fn begin_anew(&mut self, id: u64, quarantine: bool) -> Done {
+        let node = self.node(id)?;
+        let survivor = Survivor::read(CLUSTER, MemberId(id), &node.disk.found())?;
+        let new_id = survivor.state().last_member().0 + 1;
+        let beginning =
+            NewBeginning { cluster: CLUSTER, node: node_info(new_id), unix_minutes: 0, quarantine };
+        let founding = survivor.begin_anew(beginning).map_err(|spent| format!("{spent:?}"))?;
+        assert_eq!(founding.member, MemberId(new_id));
+        self.tell(format!(
+            "n{new_id} begins behind {}; n{id} knew {} entries, {} of them committed",
+            founding.snapshot.index,
+            survivor.state().revision(),
+            survivor.committed()
+        ));
+        let mut disk = Disk::default();
+        disk.persist(&Persist { snapshot: Some(founding.snapshot), records: founding.records });
+        self.nodes.insert(new_id, Node::new(disk));
+        self.start(new_id)
     }
 
     /// Starts a node from what its disk holds; a new one's holds nothing.

@@ -60,6 +60,7 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::AddMember { node }) => format!("add_member({})", node.name),
         Ok(Command::UpdateMember { node, .. }) => format!("update_member({})", node.name),
         Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
+        Ok(Command::EndQuarantine) => "end_quarantine".to_owned(),
         Err(_) => "members".to_owned(),
     }
 }
@@ -106,6 +107,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
         Err(Failure::TooManyLeases { leases_max }) => format!("TOO_MANY_LEASES max {leases_max}"),
         Err(Failure::DiskFull) => "DISK_FULL".to_owned(),
+        Err(Failure::Quarantine { left_ms }) => format!("QUARANTINE for {left_ms} ms more"),
         Err(Failure::NotUnderstood { by }) => format!("NOT_UNDERSTOOD by {by}"),
         Err(Failure::NodeTooOld { speaks, needs }) => format!("NODE_TOO_OLD speaks {speaks}, needs {needs}"),
     }
@@ -125,6 +127,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
+        Reply::QuarantineEnded => "quarantine ended".to_owned(),
     }
 }
 
@@ -146,6 +149,7 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::NodeNameTaken { name, .. } => format!("NODE_NAME_TAKEN {name}"),
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
+        Refusal::Quarantine => "QUARANTINE".to_owned(),
     }
 }
 

@@ -1,7 +1,9 @@
 //! What is told when there is no good answer: every refusal gets its reason here.
 
 use lowkey_api::{ApiError, Reason};
-use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
+use lowkey_core::limits::{
+    IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, TTL_SECONDS_MAX, WAITERS_PER_LOCK_MAX,
+};
 use lowkey_core::{InTheWay, LockName, Mode, Refusal, Scope};
 use lowkey_replica::{CannotLead, Divergence, Failure};
 
@@ -35,6 +37,7 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
             "the leader's disk is full: no new leases or locks until there is space; renewals and releases go on",
         )
         .retry_after_ms(1000),
+        Failure::Quarantine { left_ms } => recovering(left_ms),
         Failure::QuorumAtRisk { voters: 0, .. } => ApiError::new(
             Reason::QuorumAtRisk,
             "no other node votes: the cluster would end with this one; add a node, and wait until it votes",
@@ -88,6 +91,20 @@ pub(crate) fn diverged(divergence: Option<Divergence>) -> ApiError {
         None => "the leader's state differs from that of other nodes: it does not serve".to_owned(),
     };
     ApiError::new(Reason::NodeDiverged, format!("{what}; nothing was done")).retry_after_ms(500)
+}
+
+/// The cluster began anew, and whoever held something before may still believe that it does.
+fn recovering(left_ms: u64) -> ApiError {
+    let seconds = left_ms.div_ceil(1000).max(1);
+    ApiError::new(
+        Reason::Recovering,
+        format!(
+            "this cluster was recovered after it lost its quorum, and clients of before may still believe that they hold \
+             locks: none is granted for {seconds} s more at most; nothing was done. Leases, reads and watches work"
+        ),
+    )
+    .with("seconds_left", seconds)
+    .retry_after_ms(left_ms.max(100))
 }
 
 /// It may have happened: the caller can find out by asking again under the same id.
@@ -224,5 +241,6 @@ fn refused(refusal: Refusal) -> ApiError {
             Reason::QuorumAtRisk,
             format!("{name} is the only node: the cluster would end with it; to end it, stop the node"),
         ),
+        Refusal::Quarantine => recovering(TTL_SECONDS_MAX.unsigned_abs() * 1000),
     }
 }

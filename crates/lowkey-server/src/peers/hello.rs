@@ -169,6 +169,8 @@ mod tests {
             members,
             leaving: leaving.iter().copied().map(MemberId).collect(),
             last_member: MemberId(last_member),
+            quarantine: false,
+            quarantine_ends: None,
         }
     }
 

@@ -1,5 +1,7 @@
 //! The calls, one by one.
 
+use std::time::Duration;
+
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
@@ -11,7 +13,7 @@ use lowkey_api::v1::{
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::MemberId;
-use lowkey_core::limits::WAIT_MS_MAX;
+use lowkey_core::limits::{TTL_SECONDS_MAX, WAIT_MS_MAX};
 use lowkey_replica::{Role, Status};
 use tokio::sync::watch;
 
@@ -165,6 +167,7 @@ impl Node for Service {
             leader_id: leader.map(|leader| leader.node.name.to_string()).unwrap_or_default(),
             leader_http_address: leader.map(|leader| leader.node.http_address.clone()).unwrap_or_default(),
             leaving: status.leaving.iter().map(|member| member.0).collect(),
+            recovering_seconds: self.recovering_seconds(&status),
         }
     }
 
@@ -190,6 +193,20 @@ impl Node for Service {
 
     fn stopping(&self) -> watch::Receiver<bool> {
         self.stopping.subscribe()
+    }
+}
+
+impl Service {
+    /// For how long at most nothing is granted: what is left on the leader, the longest elsewhere.
+    fn recovering_seconds(&self, status: &Status) -> i64 {
+        match status.quarantine_ends {
+            _ if !status.quarantine => 0,
+            Some(ends) => {
+                let left = Duration::from_nanos(ends.since(self.clock.now()));
+                i64::try_from(left.as_secs() + 1).unwrap_or(TTL_SECONDS_MAX).min(TTL_SECONDS_MAX)
+            }
+            None => TTL_SECONDS_MAX,
+        }
     }
 }
 

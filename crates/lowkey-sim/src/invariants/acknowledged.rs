@@ -238,7 +238,8 @@ impl Case<'_> {
                 | Refusal::RequestReused { .. }
                 | Refusal::NodeNameTaken { .. }
                 | Refusal::NodeNotFound { .. }
-                | Refusal::LastNode { .. },
+                | Refusal::LastNode { .. }
+                | Refusal::Quarantine,
                 _,
             ) => false,
         }

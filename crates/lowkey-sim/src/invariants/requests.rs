@@ -38,7 +38,8 @@ impl Requests {
             | Command::Expire { .. }
             | Command::AddMember { .. }
             | Command::UpdateMember { .. }
-            | Command::RemoveMember { .. } => return Ok(()),
+            | Command::RemoveMember { .. }
+            | Command::EndQuarantine => return Ok(()),
         };
         if committed.applied.events.is_empty() {
             return Ok(());

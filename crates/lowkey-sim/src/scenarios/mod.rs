@@ -16,6 +16,7 @@ mod new_leader;
 mod one_batch;
 mod paused_leader;
 mod places;
+mod quarantine;
 mod release_retried;
 mod removal;
 mod renewal_at_expiry;
@@ -37,12 +38,15 @@ pub struct Scenario {
     pub name: &'static str,
     replicas: usize,
     clients: usize,
+    /// Snapshots are taken every so many entries.
     snapshot_entries: u64,
+    /// The cluster begins anew: see [`crate::plan::Plan::recovered`].
+    recovered: bool,
     play: fn(&mut Script) -> Check,
 }
 
 const fn story(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
-    Scenario { name, replicas: 3, clients: 2, snapshot_entries: 10_000, play }
+    Scenario { name, replicas: 3, clients: 2, snapshot_entries: 10_000, recovered: false, play }
 }
 
 /// A story of three who want the same lock.
@@ -126,12 +130,16 @@ pub const ALL: &[Scenario] = &[
         clients: 6,
         ..story("an_elections_leader_killed_with_many_candidates", election::leader_killed)
     },
+    Scenario {
+        recovered: true,
+        ..story("nothing_is_granted_in_quarantine_under_two_leaders", quarantine::under_two_leaders)
+    },
 ];
 
 impl Scenario {
     /// Plays it to its end.
     pub fn play(&self, trace: bool) -> (Summary, Result<(), Violation>, Vec<String>) {
-        let mut script = Script::new(self.replicas, self.clients, self.snapshot_entries, trace);
+        let mut script = Script::new(self, trace);
         let outcome = or_panic(|| script.world.open().and_then(|()| (self.play)(&mut script)));
         (script.world.summary(), outcome, script.world.trace.take())
     }

@@ -11,6 +11,7 @@ use lowkey_core::{
 use lowkey_replica::{Failure, Input, MessageType, Query, Request, Response, Role};
 use lowkey_wal::snapshots;
 
+use super::Scenario;
 use super::stage::Stage;
 use crate::invariants::{Check, Violation, Write};
 use crate::node::Process;
@@ -59,11 +60,13 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Snapshots are taken every so many entries.
-    pub(super) fn new(replicas: usize, clients: usize, snapshot_entries: u64, trace: bool) -> Self {
+    /// A cluster as the scenario wants it, before anything has happened.
+    pub(super) fn new(scenario: &Scenario, trace: bool) -> Self {
+        let Scenario { replicas, clients, snapshot_entries, recovered, .. } = *scenario;
         let plan = Plan {
             replicas,
             clients,
+            recovered,
             names: vec![lock()],
             shared_one_in: 0,
             subtree_one_in: 0,

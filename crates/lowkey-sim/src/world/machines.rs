@@ -152,10 +152,12 @@ impl World {
         if applied == seen {
             return Ok(());
         }
-        for index in seen + 1..=applied {
-            // What a snapshot jumped over is not in the log; the state itself is compared below.
+        // What a snapshot jumped over is not in the log; the state itself is compared below.
+        let process = self.nodes[node].process.as_ref().expect("the caller looked");
+        let indexes: Vec<u64> = process.entries.range(seen + 1..=applied).map(|(index, _)| *index).collect();
+        for index in indexes {
             let process = self.nodes[node].process.as_ref().expect("the caller looked");
-            let Some(payload) = process.entries.get(&index) else { continue };
+            let payload = &process.entries[&index];
             let committed = self.agreement.applied(member, index, payload)?;
             self.ledger.reach(self.agreement.state().revision());
             if let Some(committed) = committed {

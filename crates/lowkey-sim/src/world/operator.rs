@@ -74,7 +74,7 @@ impl World {
             if skew == 0 { 0 } else { self.random.between(0, 2 * skew * 1000) as i64 - skew as i64 * 1000 };
         let clock = Clock::new(self.random.between(0, 1000 * SECOND), drift);
         let disk_seed = self.random.next();
-        self.nodes.push(Node::new(next, clock, disk_seed));
+        self.nodes.push(Node::new(&self.plan, next, clock, disk_seed));
         self.start_node(next as usize - 1)?;
         self.schedule(self.now, Event::Joins { member: next });
         Ok(())

@@ -316,6 +316,7 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::Expire { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
-        | Command::RemoveMember { .. } => None,
+        | Command::RemoveMember { .. }
+        | Command::EndQuarantine => None,
     }
 }

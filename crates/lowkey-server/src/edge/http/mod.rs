@@ -156,7 +156,11 @@ async fn get_status<N: Node>(State(node): State<Arc<N>>) -> Response {
 
 async fn readyz<N: Node>(State(node): State<Arc<N>>) -> Response {
     match node.ready() {
-        Ok(()) => "ok\n".into_response(),
+        // It serves: leases, reads, and nodes that join. Who waits for that must not wait for locks.
+        Ok(()) => match node.get_status().recovering_seconds {
+            0 => "ok\n".into_response(),
+            left => format!("ok\nrecovering: no lock is granted for {left} s at most\n").into_response(),
+        },
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")).into_response(),
     }
 }

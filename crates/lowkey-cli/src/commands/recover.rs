@@ -1,0 +1,161 @@
+//! `recover`: a new cluster out of the one node that is left of one that lost its quorum for good.
+//!
+//! Says what it found and what it would do, and does it only if somebody says that the others are lost.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use lowkey_core::limits::TTL_SECONDS_MAX;
+use lowkey_server::{Inspected, Lost, LostCluster, Recovered, StartError, inspect};
+
+use crate::exit::{self, Failure};
+use crate::output::say;
+
+const YES: &str = "--yes-the-other-nodes-are-lost-for-good";
+const AT_ONCE: &str = "--grant-at-once-although-old-holders-may-still-believe";
+
+#[derive(Debug, Args)]
+pub(crate) struct RecoverArgs {
+    /// The data directory of the stopped node that is left
+    #[arg(long, value_name = "DIR", env = "LOWKEY_DATA_DIR")]
+    data_dir: PathBuf,
+
+    /// Do it: no other node of this cluster will ever run again with the data that it has
+    #[arg(long)]
+    yes_the_other_nodes_are_lost_for_good: bool,
+
+    /// Do not wait for the longest TTL: a client of before may still believe that it holds what another is granted
+    #[arg(long)]
+    grant_at_once_although_old_holders_may_still_believe: bool,
+}
+
+pub(crate) fn recover(args: &RecoverArgs) -> ExitCode {
+    match carry_out(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(false),
+    }
+}
+
+fn carry_out(args: &RecoverArgs) -> Result<(), Failure> {
+    let path = &args.data_dir;
+    match inspect(path).map_err(failed)? {
+        Inspected::Unfinished(unfinished) => {
+            tell(
+                "A recovery of this directory was decided, and interrupted. What is left of it changes nothing any more.",
+            );
+            if !args.yes_the_other_nodes_are_lost_for_good {
+                let line = format!("nothing was changed; {YES} finishes it, and so does starting the node");
+                return Err(Failure::new(exit::NO, line));
+            }
+            let recovered = unfinished.finish().map_err(failed)?;
+            tell(&what_now(path, &recovered, None));
+            Ok(())
+        }
+        Inspected::Lost(lost) => begin_anew(args, *lost),
+    }
+}
+
+fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), Failure> {
+    let at_once = args.grant_at_once_although_old_holders_may_still_believe;
+    let about = lost.about().clone();
+    tell(&what_is_found(&args.data_dir, &about, at_once));
+    if !args.yes_the_other_nodes_are_lost_for_good && !is_confirmed(&about) {
+        let line = format!(
+            "nothing was changed; if no other node of this cluster will ever run again with the data that it has, add {YES}"
+        );
+        return Err(Failure::new(exit::NO, line));
+    }
+    let recovered = lost.begin_anew(!at_once).map_err(failed)?;
+    tell(&what_now(&args.data_dir, &recovered, Some((&about, at_once))));
+    Ok(())
+}
+
+fn failed(error: StartError) -> Failure {
+    let line = match error {
+        StartError::InUse { path } => format!(
+            "the data directory {} is in use by a lowkey process; a node must be stopped before it can be recovered, and one \
+             that runs may still find its majority",
+            path.display()
+        ),
+        other => other.to_string(),
+    };
+    Failure::new(exit::NO, line)
+}
+
+/// On a terminal somebody may type it.
+fn is_confirmed(about: &Lost) -> bool {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return false;
+    }
+    say(&format!("Type the name of the node, {}, to do it:", about.node_name));
+    let mut typed = String::new();
+    io::stdin().read_line(&mut typed).is_ok() && typed.trim() == about.node_name
+}
+
+/// For a person; if nobody can read it, that changes nothing.
+fn tell(text: &str) {
+    let _ = io::stdout().lock().write_all(format!("{}\n", text.trim_end()).as_bytes());
+}
+
+fn what_is_found(path: &Path, about: &Lost, at_once: bool) -> String {
+    let Lost { node_name, cluster_id, term, last_index, committed_index, members, leases, locks, last_token } =
+        about;
+    let others: Vec<&str> = members.iter().filter(|name| *name != node_name).map(String::as_str).collect();
+    let granting = if at_once {
+        format!(
+            "It grants AT ONCE ({AT_ONCE}):\n  a client of before may still believe that it holds what another is granted. \
+             Only fencing tokens that are\n  checked keep the two apart."
+        )
+    } else {
+        format!(
+            "For {TTL_SECONDS_MAX} s after its first start it grants no lock (RECOVERING), until no client of before can \
+             believe\n  any more that it holds one."
+        )
+    };
+    format!(
+        "Found in {path}:
+  node       {node_name}
+  cluster    {cluster_id}, of {members}
+  log        up to {last_index} (known to be committed: {committed_index}), term {term}
+  holds      {leases} leases, {locks} locks; highest token {last_token}
+
+WARNING: this gives the cluster up. It is for one case only: most of its nodes are lost for good, so that it will
+never have a majority again. If {others} can be started again, start them instead.
+
+What would be done:
+  {node_name} begins a NEW cluster, alone, with a new id. All leases, locks and places in line are dropped.
+  Fencing tokens go on far above every one that was ever granted.
+  {granting}
+  The files of before are kept in {path}/before-recover-….
+",
+        path = path.display(),
+        members = members.join(", "),
+        others = if others.is_empty() { "the other nodes".to_owned() } else { others.join(", ") },
+    )
+}
+
+fn what_now(path: &Path, recovered: &Recovered, about: Option<(&Lost, bool)>) -> String {
+    let waiting = match about {
+        Some((_, true)) => String::new(),
+        _ => format!(
+            "     For {TTL_SECONDS_MAX} s it grants no lock, and says RECOVERING; `lowkey status` tells how long. A restart begins \
+             that time anew.\n"
+        ),
+    };
+    format!(
+        "Done: {path} is the first node of cluster {cluster} now.
+The files of before are in {kept}; remove them when you are sure.
+
+What to do next:
+  1. Start the node, with the same flags as before.
+{waiting}  2. Never start another node of the old cluster with the data that it has: it would look for its old peers,
+     in vain. Empty its data directory, then start it with --join and this node's gRPC address.
+  3. Restart all clients: they stay with the cluster that they began with, and refuse this one.
+  4. What your locks protect sees higher fencing tokens from now on, and refuses the old ones.",
+        path = path.display(),
+        cluster = recovered.cluster_id,
+        kept = recovered.kept.display(),
+    )
+}

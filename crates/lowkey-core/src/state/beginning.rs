@@ -1,0 +1,129 @@
+//! A new beginning: how a cluster goes on that lost its quorum for good, or comes back from a copy.
+//!
+//! What one survivor knows may be old: the majority that is gone may have granted, released and renewed without it.
+//! So nothing of what is held is carried over, and what must never come twice is moved far beyond all that the lost
+//! majority can have reached:
+//!
+//! - **Tokens and leases** go on at `max(old + 2^32, unix_minutes · 2^32)`. The first term covers a clock that is
+//!   wrong, the second one a survivor that is far behind: nobody makes 2^32 grants in a minute.
+//! - **Revisions** jump in the same way, so that every position that a watcher of before may have lies below the first
+//!   one of the new cluster, and is answered as compacted.
+//! - **Leases, locks, waits and remembered requests** are dropped. Their owners cannot talk to the new cluster: clients
+//!   stay with the cluster id that they began with.
+//! - **Members** are dropped but for the survivor, which comes in as a new one: no number is given twice.
+//! - **Quarantine**: clients of before may still believe that they hold something. Until they cannot any more, nothing
+//!   is granted. For how long that is, only the leader knows (R5): it ends with [`crate::Command::EndQuarantine`].
+
+use super::State;
+use crate::command::NodeInfo;
+use crate::name::{ClusterId, LeaseId, MemberId, Token};
+
+/// How far counters move at least: more than can have happened without the survivor's knowing.
+const STEP: u64 = 1 << 32;
+
+/// No counter goes beyond this: tokens are kept in signed columns, too.
+const COUNTER_MAX: u64 = i64::MAX as u64;
+
+/// What a new cluster is to begin with.
+#[derive(Clone, Debug)]
+pub struct NewBeginning {
+    /// Its id: one that no cluster ever had.
+    pub cluster: ClusterId,
+    /// Its only node, with an identity that no node ever had.
+    pub node: NodeInfo,
+    /// The wall clock, in minutes since 1970.
+    pub unix_minutes: u64,
+    /// Grant nothing until a leader has waited for the longest time to live.
+    pub quarantine: bool,
+}
+
+/// A counter cannot be moved as far as it would have to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountersSpent;
+
+impl State {
+    /// The first state of a new cluster that takes the place of this one, and the number of its only node.
+    pub fn begin_anew(&self, beginning: NewBeginning) -> Result<(Self, MemberId), CountersSpent> {
+        let NewBeginning { cluster, node, unix_minutes, quarantine } = beginning;
+        let floor = unix_minutes.checked_mul(STEP).ok_or(CountersSpent)?;
+        let raised = |old: u64| {
+            let counter = old.checked_add(STEP).ok_or(CountersSpent)?.max(floor);
+            if counter <= COUNTER_MAX { Ok(counter) } else { Err(CountersSpent) }
+        };
+        let mut state = Self::new(cluster);
+        state.revision = raised(self.revision)?;
+        state.last_token = Token(raised(self.last_token.0)?);
+        state.last_lease = LeaseId(raised(self.last_lease.0)?);
+        state.last_member = MemberId(self.last_member.0.checked_add(1).ok_or(CountersSpent)?);
+        state.put_member(state.last_member, node);
+        state.quarantine = quarantine;
+        let member = state.last_member;
+        Ok((state, member))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::{Command, Reply};
+    use crate::name::{NodeIdentity, NodeName};
+
+    fn beginning(unix_minutes: u64) -> NewBeginning {
+        NewBeginning {
+            cluster: ClusterId([9; 16]),
+            node: NodeInfo {
+                name: NodeName::parse("n3").unwrap(),
+                identity: Some(NodeIdentity([4; 16])),
+                raft_address: "a:1".into(),
+                grpc_address: "a:2".into(),
+                http_address: "a:3".into(),
+                command_version: crate::COMMAND_VERSION,
+            },
+            unix_minutes,
+            quarantine: true,
+        }
+    }
+
+    fn old() -> State {
+        let mut state = State::new(ClusterId([7; 16]));
+        state.revision = 70;
+        state.last_token = Token(10);
+        state.last_lease = LeaseId(20);
+        state.last_member = MemberId(3);
+        state
+    }
+
+    #[test]
+    fn counters_move_beyond_all_that_may_have_happened() {
+        let (state, member) = old().begin_anew(beginning(0)).unwrap();
+        assert_eq!(
+            (state.revision, state.last_token, state.last_lease),
+            (70 + STEP, Token(10 + STEP), LeaseId(20 + STEP))
+        );
+        assert_eq!((member, state.members.len(), state.cluster), (MemberId(4), 1, ClusterId([9; 16])));
+        let (state, _) = old().begin_anew(beginning(30_000_000)).unwrap();
+        assert_eq!((state.revision, state.last_token), (30_000_000 * STEP, Token(30_000_000 * STEP)));
+        // Again, with a clock that went back.
+        let (again, member) = state.begin_anew(beginning(5)).unwrap();
+        assert_eq!((again.last_token, member), (Token(30_000_001 * STEP), MemberId(5)));
+    }
+
+    #[test]
+    fn a_counter_that_cannot_move_is_refused() {
+        assert_eq!(old().begin_anew(beginning(u64::MAX)), Err(CountersSpent));
+        assert_eq!(old().begin_anew(beginning(1 << 31)), Err(CountersSpent));
+        let spent = State { last_token: Token(u64::MAX), ..old() };
+        assert_eq!(spent.begin_anew(beginning(0)), Err(CountersSpent));
+    }
+
+    #[test]
+    fn quarantine_is_in_the_snapshot_and_only_then_is_it_of_the_newest_version() {
+        let (mut state, _) = old().begin_anew(beginning(0)).unwrap();
+        let bytes = state.encode_snapshot();
+        assert_eq!(bytes[..2], [0x08, 3]);
+        assert_eq!(State::decode_snapshot(&bytes).unwrap(), state);
+        let applied = state.apply(state.revision + 1, 1, &Command::EndQuarantine);
+        assert_eq!(applied.reply, Ok(Reply::QuarantineEnded));
+        assert_eq!(state.encode_snapshot()[..2], [0x08, 2]);
+    }
+}

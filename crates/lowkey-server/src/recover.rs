@@ -1,0 +1,363 @@
+//! A new cluster out of what is left of one that lost its quorum for good.
+//!
+//! Works on the data directory of a stopped node, and never on the old files themselves: a new node is written beside
+//! them, whole and synced, and then takes their place. Where it stands is told by names alone:
+//!
+//! ```text
+//! data/
+//!   recover.tmp/        the new node, being written: worth nothing, the old one is untouched
+//!   recover.ready/      the new node, whole. From here on there is only forward: the old files go to
+//!   before-recover-…/   the old node, kept for a person, `node` first
+//!   recover.moving/     the old one is out of the way: the new files come up, `node` last
+//! ```
+//!
+//! The one step that decides is the rename to `recover.ready`. Whoever opens the directory next, a start or another
+//! recovery, takes the steps that are left ([`finish`]); a version that knows nothing of this finds a log without a
+//! `node` file in between, and refuses it. All of it happens inside the directory, since that may be a mount point.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NewBeginning, NodeIdentity, NodeInfo};
+use lowkey_replica::Survivor;
+use lowkey_wal::{Disk, RealDisk};
+
+use crate::error::StartError;
+use crate::node::unix_ms;
+use crate::random_bytes;
+use crate::storage::{self, DataDirectory, NODE_FILE, NodeFile};
+
+const BUILDING: &str = "recover.tmp";
+const READY: &str = "recover.ready";
+const MOVING: &str = "recover.moving";
+const KEPT: &str = "before-recover-";
+
+/// What a data directory holds, for whoever wants to recover it. Its lock is held.
+#[derive(Debug)]
+pub enum Inspected {
+    /// A cluster that may have lost its quorum.
+    Lost(Box<LostCluster>),
+    /// A recovery that was decided, and interrupted.
+    Unfinished(Unfinished),
+}
+
+/// What is left of a cluster.
+#[derive(Debug)]
+pub struct LostCluster {
+    path: PathBuf,
+    lock: Option<File>,
+    node: NodeFile,
+    info: NodeInfo,
+    survivor: Survivor,
+    about: Lost,
+}
+
+/// What a person wants to know before it is given up.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// The node's name.
+    pub node_name: String,
+    /// The cluster's id.
+    pub cluster_id: String,
+    /// The last term that the node knows.
+    pub term: u64,
+    /// The last entry in its log.
+    pub last_index: u64,
+    /// The last entry that it knows to be committed.
+    pub committed_index: u64,
+    /// The names of all nodes of the cluster, this one included.
+    pub members: Vec<String>,
+    /// Leases that it knows of.
+    pub leases: usize,
+    /// Locks that are held or waited for, as far as it knows.
+    pub locks: usize,
+    /// The highest token that it knows of.
+    pub last_token: u64,
+}
+
+/// A recovery that was decided, and interrupted.
+#[derive(Debug)]
+pub struct Unfinished {
+    path: PathBuf,
+    lock: Option<File>,
+}
+
+/// A new cluster that waits for its first start.
+#[derive(Clone, Debug)]
+pub struct Recovered {
+    /// The new cluster's id.
+    pub cluster_id: String,
+    /// Where the files of before are kept.
+    pub kept: PathBuf,
+}
+
+/// Looks at the data directory of a stopped node, with all the checks of a start. Changes nothing.
+pub fn inspect(path: &Path) -> Result<Inspected, StartError> {
+    let refused = |problem: String| StartError::NotRecovered { problem };
+    if !path.is_dir() {
+        return Err(refused(format!("there is no data directory at {}", path.display())));
+    }
+    let lock = storage::lock(path, false)?;
+    if path.join(READY).is_dir() || path.join(MOVING).is_dir() {
+        return Ok(Inspected::Unfinished(Unfinished { path: path.to_owned(), lock }));
+    }
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(path).map_err(io_error("cannot open", path))?);
+    let Some(node) = NodeFile::read(&*disk)? else {
+        return Err(match lowkey_wal::Wal::exists(&*disk).map_err(io_error("cannot list", path))? {
+            true => StartError::IdentityLost { path: path.to_owned() },
+            false => refused(format!(
+                "{} is not the data directory of a node: there is no file `node`",
+                path.display()
+            )),
+        });
+    };
+    let Some((cluster, member)) = node.membership else {
+        return Err(refused(format!(
+            "node {} belongs to no cluster yet: there is nothing to recover",
+            node.name
+        )));
+    };
+    let survivor = Survivor::read(cluster, member, &storage::read(&disk, node.identity)?)?;
+    let state = survivor.state();
+    let Some(info) = state.member(member).cloned() else {
+        return Err(refused(format!(
+            "node {} is not a member of its cluster any more, by what it knows itself: recover one that is",
+            node.name
+        )));
+    };
+    if survivor.is_alone() {
+        let recovered = if state.is_in_quarantine() { " It was recovered already." } else { "" };
+        return Err(refused(format!(
+            "node {} is the only one of cluster {cluster}, and needs no other: it has lost no quorum.{recovered} Start it",
+            node.name
+        )));
+    }
+    let about = Lost {
+        node_name: node.name.to_string(),
+        cluster_id: cluster.to_string(),
+        term: survivor.term(),
+        last_index: state.revision(),
+        committed_index: survivor.committed(),
+        members: state.members().map(|(_, member)| member.name.to_string()).collect(),
+        leases: state.leases().len(),
+        locks: state.lock_count(),
+        last_token: state.last_token().0,
+    };
+    Ok(Inspected::Lost(Box::new(LostCluster { path: path.to_owned(), lock, node, info, survivor, about })))
+}
+
+impl LostCluster {
+    /// What it was.
+    pub fn about(&self) -> &Lost {
+        &self.about
+    }
+
+    /// Makes a new cluster of it. Without quarantine it grants at once, while holders of before may still believe.
+    pub fn begin_anew(self, quarantine: bool) -> Result<Recovered, StartError> {
+        let Self { path, lock, node, info, survivor, .. } = self;
+        let lock = match lock {
+            Some(lock) => lock,
+            None => storage::lock(&path, true)?.expect("it is made where it is missing"),
+        };
+        let (cluster, identity) = (ClusterId(random_bytes()?), NodeIdentity(random_bytes()?));
+        let beginning = NewBeginning {
+            cluster,
+            node: NodeInfo { identity: Some(identity), command_version: COMMAND_VERSION, ..info },
+            unix_minutes: unix_ms() / 60_000,
+            quarantine,
+        };
+        let founding = survivor.begin_anew(beginning).map_err(|_| StartError::NotRecovered {
+            problem: "fencing tokens cannot be raised as far as the clock of this machine asks for: set the clock right, \
+                      and try again"
+                .into(),
+        })?;
+        let building = path.join(BUILDING);
+        match fs::remove_dir_all(&building) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("cannot clear", &building)(error));
+            }
+            _ => {}
+        }
+        let also_locked = lock.try_clone().map_err(io_error("cannot lock", &path))?;
+        let fresh = NodeFile { name: node.name, identity, membership: None };
+        DataDirectory::fresh(&building, fresh, also_locked)?.found(cluster, &founding)?;
+        rename(&building, &path.join(READY))?;
+        sync(&path)?;
+        Unfinished { path, lock: Some(lock) }.finish()
+    }
+}
+
+impl Unfinished {
+    /// Takes the steps that are left.
+    pub fn finish(self) -> Result<Recovered, StartError> {
+        let Self { path, lock } = self;
+        let _lock = match lock {
+            Some(lock) => lock,
+            None => storage::lock(&path, true)?.expect("it is made where it is missing"),
+        };
+        let kept = finish(&path)?;
+        let (cluster, _) = membership(&path)?;
+        let kept = kept.unwrap_or_else(|| kept_for(&path, cluster));
+        Ok(Recovered { cluster_id: cluster.to_string(), kept })
+    }
+}
+
+/// Takes the steps that are left of a recovery that was decided; each may be taken again. Tells where the files of
+/// before are. The caller holds the directory's lock.
+pub(crate) fn finish(path: &Path) -> Result<Option<PathBuf>, StartError> {
+    let (ready, moving) = (path.join(READY), path.join(MOVING));
+    let mut kept = None;
+    if ready.is_dir() {
+        let kept = kept.insert(kept_for(path, membership(&ready)?.0));
+        match fs::create_dir(&*kept) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(io_error("cannot create", kept)(error));
+            }
+            _ => sync(path)?,
+        }
+        // Without its `node` file nobody takes what is left for a whole directory.
+        move_files(path, kept, |name| name == NODE_FILE)?;
+        move_files(path, kept, is_ours)?;
+        rename(&ready, &moving)?;
+        sync(path)?;
+    }
+    if moving.is_dir() {
+        if kept.is_none() {
+            let from = if moving.join(NODE_FILE).exists() { &moving } else { path };
+            kept = Some(kept_for(path, membership(from)?.0));
+        }
+        move_files(&moving, path, |name| name != NODE_FILE)?;
+        move_files(&moving, path, |_| true)?;
+        fs::remove_dir(&moving).map_err(io_error("cannot remove", &moving))?;
+        sync(path)?;
+    }
+    Ok(kept)
+}
+
+fn membership(path: &Path) -> Result<(ClusterId, MemberId), StartError> {
+    let disk = RealDisk::open(path).map_err(io_error("cannot open", path))?;
+    let node = NodeFile::read(&disk)?;
+    node.and_then(|node| node.membership).ok_or_else(|| StartError::NotRecovered {
+        problem: format!(
+            "{} should say which cluster it belongs to, and does not",
+            path.join(NODE_FILE).display()
+        ),
+    })
+}
+
+/// Named after the cluster that takes the place of the old one: no two have the same.
+fn kept_for(path: &Path, cluster: ClusterId) -> PathBuf {
+    let short: String = cluster.to_string().chars().take(8).collect();
+    path.join(format!("{KEPT}{short}"))
+}
+
+fn is_ours(name: &str) -> bool {
+    name.strip_suffix(".tmp").unwrap_or(name) == NODE_FILE || lowkey_wal::owns(name)
+}
+
+/// Moves files from one directory to another, durably.
+fn move_files(from: &Path, to: &Path, which: impl Fn(&str) -> bool) -> Result<(), StartError> {
+    let disk = RealDisk::open(from).map_err(io_error("cannot open", from))?;
+    for name in disk.list().map_err(io_error("cannot list", from))?.iter().filter(|name| which(name)) {
+        rename(&from.join(name), &to.join(name))?;
+    }
+    // The new name first: a crash in between leaves both, or the old one.
+    sync(to)?;
+    sync(from)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), StartError> {
+    fs::rename(from, to).map_err(io_error("cannot move", from))
+}
+
+fn sync(directory: &Path) -> Result<(), StartError> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(io_error("cannot sync", directory))
+}
+
+fn io_error(doing: &str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
+    let doing = format!("{doing} {}", path.display());
+    move |source| StartError::Io { doing, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use lowkey_core::NodeName;
+
+    use super::*;
+
+    const SEGMENT: &str = "segment-0000000000000001.log";
+    const OLD: [&str; 3] = [SEGMENT, "snapshot-00000000000000000005.snap", "clean-stop"];
+    const NEW: [&str; 3] = [SEGMENT, "snapshot-00000000000000000009.snap", "clean-stop"];
+
+    fn write_node(path: &Path, cluster: u8) {
+        let node = NodeFile {
+            name: NodeName::parse("n1").unwrap(),
+            identity: NodeIdentity([cluster; 16]),
+            membership: Some((ClusterId([cluster; 16]), MemberId(1))),
+        };
+        let lock = File::create(path.join("lock")).unwrap();
+        DataDirectory::fresh(path, node, lock).unwrap().keep_identity().unwrap();
+        fs::remove_file(path.join("lock")).unwrap();
+    }
+
+    /// A directory in which a recovery has just been decided.
+    fn decided(path: &Path) {
+        let ready = path.join(READY);
+        fs::create_dir(&ready).unwrap();
+        write_node(path, 1);
+        write_node(&ready, 2);
+        for (directory, names, text) in [(path, OLD, "old"), (&ready, NEW, "new")] {
+            for name in names {
+                fs::write(directory.join(name), text).unwrap();
+            }
+        }
+        fs::write(path.join("thesis.txt"), "mine").unwrap();
+    }
+
+    fn content(path: &Path) -> BTreeMap<String, Vec<u8>> {
+        let disk = RealDisk::open(path).unwrap();
+        disk.list().unwrap().into_iter().map(|name| (name.clone(), disk.read(&name).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_recovery_that_was_decided_is_finished_from_wherever_it_was_interrupted() {
+        let kept = format!("{KEPT}02020202");
+        // What `finish` does, move by move.
+        let out = |name: &str| (name.to_owned(), format!("{kept}/{name}"));
+        let up = |name: &str| (format!("{MOVING}/{name}"), name.to_owned());
+        let mut moves = vec![out(NODE_FILE)];
+        moves.extend(OLD.map(out));
+        moves.push((READY.to_owned(), MOVING.to_owned()));
+        moves.extend(NEW.map(up));
+        moves.push(up(NODE_FILE));
+        for done in 0..=moves.len() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path();
+            decided(path);
+            let (old, new) = (content(path), content(&path.join(READY)));
+            if done > 0 {
+                fs::create_dir(path.join(&kept)).unwrap();
+            }
+            for (from, to) in &moves[..done] {
+                // Until the last move there is no `node` file that could be taken for that of a whole directory.
+                fs::rename(path.join(from), path.join(to)).unwrap();
+                assert_eq!(path.join(NODE_FILE).exists(), to == NODE_FILE);
+            }
+            assert_eq!(finish(path).unwrap(), Some(path.join(&kept)), "after {done} moves");
+            let mine: BTreeMap<_, _> = [("thesis.txt".to_owned(), b"mine".to_vec())].into();
+            let whole: BTreeMap<_, _> = new.into_iter().chain(mine).collect();
+            assert_eq!(content(path), whole, "after {done} moves");
+            let mut before = old;
+            before.remove("thesis.txt");
+            assert_eq!(content(&path.join(&kept)), before, "after {done} moves");
+            assert!(!path.join(READY).exists() && !path.join(MOVING).exists());
+            assert_eq!(finish(path).unwrap(), None, "there is nothing left to do");
+        }
+    }
+}
