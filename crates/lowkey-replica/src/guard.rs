@@ -2,15 +2,18 @@
 //!
 //! Every thousand entries, or every second in which there are any, the leader marks an entry as a
 //! *checkpoint*: whoever applies it takes the digest of its state right then, and tells the others. The mark
-//! rides on an ordinary entry; only when none comes for a second does it get an empty one. It also carries
-//! the leader's digest of the checkpoint before, so that the log itself bears witness, also to a replica that
-//! hears nobody.
+//! rides on an ordinary entry, and costs none. It also carries the leader's digest of the checkpoint before, so
+//! that the log itself bears witness, also to a replica that hears nobody.
+//!
+//! When nothing is applied for a second, where a replica stands is a checkpoint as well, without a mark: in a
+//! cluster that is at rest all stand at the same index. So the last entries are compared, too, and so is a
+//! replica that has just started.
 //!
 //! Each replica counts for itself, of the newest checkpoint that it has applied:
 //! - A majority of the voters has its digest: all is well.
 //! - A majority has another: this replica is the one that is wrong. It stops serving at once; a leader hands
 //!   over; then it asks the leader for a snapshot, and begins anew from that.
-//! - Digests differ, and none has a majority for a second: nobody can tell who is right. Whoever sees that
+//! - Digests differ, and none has a majority for half a second: nobody can tell who is right. Whoever sees that
 //!   stops serving, until a majority for its digest is found.
 //!
 //! A digest that is missing where it should be known counts as another one. What lies below the snapshot that
@@ -26,7 +29,6 @@ use lowkey_core::{MemberId, mutants};
 use raft::eraftpb::ConfState;
 use raft::{INVALID_INDEX, StateRole};
 
-use crate::input::DiskRoom;
 use crate::replica::{Replica, mix};
 use crate::time::{MILLISECOND, Nanos};
 use crate::wire::{self, Mark};
@@ -34,9 +36,13 @@ use crate::wire::{self, Mark};
 /// The first command version whose nodes know of checkpoints: others are told nothing.
 const GUARD_VERSION: u32 = 4;
 /// How long digests may differ without a majority for one of them.
-const DOUBT_NANOS: u64 = 1000 * MILLISECOND;
+const DOUBT_NANOS: u64 = 500 * MILLISECOND;
 /// Between two questions to voters that have not said what their state comes to.
 const ASK_NANOS: u64 = 250 * MILLISECOND;
+/// The same when they have not said so for long.
+const ASK_RARELY_NANOS: u64 = 5000 * MILLISECOND;
+/// After which it is long.
+const ASK_OFTEN_FOR_NANOS: u64 = 2000 * MILLISECOND;
 /// How many checkpoints a replica can be asked about: a million entries.
 const KEPT: usize = 1024;
 /// How long a replica waits for a snapshot that it asked for. Meanwhile it takes no entries, and may be the
@@ -87,6 +93,10 @@ pub(crate) struct Guard {
     /// A majority has this replica's newest digest.
     settled: bool,
     asked_at: Nanos,
+    /// When the newest checkpoint was applied.
+    since: Nanos,
+    /// The last index that was applied, and since when.
+    rests: (u64, Nanos),
     divergence: Option<Divergence>,
     /// When a snapshot was asked for, or given up.
     snapshot_asked: Option<Nanos>,
@@ -104,10 +114,6 @@ enum Tally {
 }
 
 impl Guard {
-    pub(crate) fn divergence(&self) -> Option<Divergence> {
-        self.divergence
-    }
-
     fn newest(&self) -> Option<(u64, u64)> {
         self.own.back().copied()
     }
@@ -126,8 +132,9 @@ impl Guard {
         self.reports.get(&member)?.get(&index).copied()
     }
 
-    fn note_own(&mut self, index: u64, digest: u64) {
+    fn note_own(&mut self, now: Nanos, index: u64, digest: u64) {
         self.own.push_back((index, digest));
+        self.since = now;
         if self.own.len() > KEPT {
             self.own.pop_front();
         }
@@ -210,24 +217,6 @@ impl Replica {
         members > 1 && understood
     }
 
-    /// What was applied since the last mark is not left unmarked when nothing follows.
-    pub(crate) fn mark_idle(&mut self, now: Nanos) {
-        let (index, at) = self.guard.marked;
-        // Whoever comes back from doubt needs a checkpoint that it can compare.
-        let has_news = self.node.raft.raft_log.last_index() > index || self.guard.divergence.is_some();
-        if self.node.raft.state != StateRole::Leader
-            || now.since(at) < self.config.checkpoint_nanos
-            || !has_news
-            || self.disk != DiskRoom::Ample
-        {
-            return;
-        }
-        let mark = self.mark_if_due(now);
-        if !mark.is_empty() && self.node.propose(mark.clone(), Vec::new()).is_ok() {
-            self.marked(now, &mark);
-        }
-    }
-
     /// An entry was applied: if it is a checkpoint, this is the state to compare.
     pub(crate) fn checkpoint(&mut self, now: Nanos, index: u64, context: &[u8]) {
         let Some(Mark { previous }) = wire::decode_mark(context) else { return };
@@ -239,12 +228,33 @@ impl Replica {
         {
             self.guard.doubt_since.get_or_insert(now);
         }
+        self.take_checkpoint(now, index, false);
+    }
+
+    fn take_checkpoint(&mut self, now: Nanos, index: u64, wants_answer: bool) {
         let digest = self.comparable();
-        self.guard.note_own(index, digest);
+        self.guard.note_own(now, index, digest);
         for to in self.others() {
-            self.report(to, index, digest, false);
+            self.report(to, index, digest, wants_answer);
         }
         self.judge(now);
+    }
+
+    /// Where this replica rests is a checkpoint too, and where another does that stands at the same index.
+    fn checkpoint_at_rest(&mut self, now: Nanos) {
+        let index = self.state.revision();
+        if self.guard.rests.0 != index {
+            self.guard.rests = (index, now);
+        }
+        if self.guard.newest().is_some_and(|(newest, _)| newest >= index) || !self.has_whom_to_compare_with()
+        {
+            return;
+        }
+        let rests = now.since(self.guard.rests.1) >= self.config.checkpoint_nanos;
+        let is_asked = self.guard.reports.values().any(|reports| reports.contains_key(&index));
+        if rests || is_asked {
+            self.take_checkpoint(now, index, rests);
+        }
     }
 
     /// The state, and who belongs to the group: what replicas at the same index have in common.
@@ -281,6 +291,7 @@ impl Replica {
             return;
         }
         self.guard.note_report(from, index, digest);
+        self.checkpoint_at_rest(now);
         if wants_answer && let Some(own) = self.guard.own_at(index) {
             self.report(from, index, own, false);
         }
@@ -333,9 +344,15 @@ impl Replica {
 
     /// Asks those that were not heard, and sees to it that a replica that is wrong becomes right.
     pub(crate) fn tick_guard(&mut self, now: Nanos) {
+        self.checkpoint_at_rest(now);
+        let pause =
+            match now.since(self.guard.since) < ASK_OFTEN_FOR_NANOS || self.guard.doubt_since.is_some() {
+                true => ASK_NANOS,
+                false => ASK_RARELY_NANOS,
+            };
         if let Some((index, digest)) = self.guard.newest()
             && !self.guard.settled
-            && now.since(self.guard.asked_at) >= ASK_NANOS
+            && now.since(self.guard.asked_at) >= pause
         {
             self.guard.asked_at = now;
             let voters: Vec<MemberId> = self.conf_state.voters.iter().copied().map(MemberId).collect();

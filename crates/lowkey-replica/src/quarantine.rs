@@ -30,7 +30,7 @@ impl Replica {
     /// Proposes the end when the time is over. What is refused is proposed again at the next tick.
     pub(crate) fn end_quarantine_if_due(&mut self, now: Nanos) {
         if self.quarantine_ends.is_some_and(|ends| ends <= now)
-            && self.propose_end(Command::EndQuarantine).is_ok()
+            && self.propose_end(now, Command::EndQuarantine).is_ok()
         {
             self.quarantine_ends = None;
         }

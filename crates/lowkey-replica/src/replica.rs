@@ -206,9 +206,6 @@ impl Replica {
                 self.hand_over();
             }
         }
-        if self.leases.is_armed() || self.guard.divergence().is_some() {
-            self.mark_idle(now);
-        }
         self.tick_guard(now);
         if self.must_hand_over_to_leave() {
             self.hand_over();
@@ -395,7 +392,7 @@ impl Replica {
             }
             let (decided_term, since_unix_ms) = (self.node.raft.term, self.unix_ms(now));
             let command = Command::Expire { leases, decided_term, since_unix_ms };
-            if let Err(Command::Expire { leases, .. }) = self.propose_end(command) {
+            if let Err(Command::Expire { leases, .. }) = self.propose_end(now, command) {
                 self.unproposed_ends = leases;
                 return;
             }
@@ -404,10 +401,12 @@ impl Replica {
 
     /// Proposes what nobody asked for. What is refused is given back: it is proposed again at the next
     /// tick, in this term; a later one begins anew.
-    pub(crate) fn propose_end(&mut self, command: Command) -> Result<(), Command> {
-        if self.disk == DiskRoom::Exhausted || self.node.propose(Vec::new(), command.encode()).is_err() {
+    pub(crate) fn propose_end(&mut self, now: Nanos, command: Command) -> Result<(), Command> {
+        let mark = self.mark_if_due(now);
+        if self.disk == DiskRoom::Exhausted || self.node.propose(mark.clone(), command.encode()).is_err() {
             return Err(command);
         }
+        self.marked(now, &mark);
         Ok(())
     }
 

@@ -62,7 +62,7 @@ impl Replica {
             }
             crate::mutants::answer_timeouts_early(&self.waits, &tickets, &mut self.output);
             let command = Command::CancelWait { tickets, since_unix_ms: self.unix_ms(now) };
-            if let Err(Command::CancelWait { tickets, .. }) = self.propose_end(command) {
+            if let Err(Command::CancelWait { tickets, .. }) = self.propose_end(now, command) {
                 self.unproposed_cancels = tickets;
                 return;
             }

@@ -10,8 +10,8 @@ use lowkey_core::{
     mutants,
 };
 use lowkey_replica::{
-    CallId, Config, Found, Founding, History, Input, LogRecord, Nanos, Output, RecordKind, Replica, Role,
-    SnapshotJob, begin_anew, found,
+    CallId, Config, Divergence, Found, Founding, History, Input, LogRecord, Nanos, Output, RecordKind,
+    Replica, Role, SnapshotJob, begin_anew, found,
 };
 use lowkey_wal::{Disk, Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
 
@@ -79,6 +79,7 @@ pub(crate) struct Process {
     /// It remembers only what happened after this revision.
     pub(crate) knows_after: u64,
     /// Term, role, and whether it may touch leases, as last looked at.
+    pub(crate) seen_divergence: Option<Divergence>,
     pub(crate) seen_standing: (u64, Role, bool),
 }
 
@@ -197,6 +198,7 @@ impl Node {
             next_tick: now,
             syncing: false,
             entries,
+            seen_divergence: None,
             seen_standing: (0, Role::Follower, false),
         });
         Ok(())

@@ -132,7 +132,12 @@ impl World {
     /// Looks at what a replica did: whom it follows, what it applied.
     pub(super) fn observe(&mut self, node: usize) -> Check {
         let member = self.nodes[node].member;
-        only_the_drifted_stop(&self.nodes, node)?;
+        let process = self.nodes[node].process.as_mut().expect("the caller looked");
+        let divergence = process.replica.divergence();
+        // Whoever stopped with cause goes on when it has heard that there is none any more.
+        if std::mem::replace(&mut process.seen_divergence, divergence) != divergence {
+            only_the_drifted_stop(&self.nodes, node)?;
+        }
         let process = self.nodes[node].process.as_mut().expect("the caller looked");
         let standing = process.replica.standing();
         let before = std::mem::replace(&mut process.seen_standing, standing);
