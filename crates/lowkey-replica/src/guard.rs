@@ -86,6 +86,8 @@ pub enum Divergence {
 pub(crate) struct Guard {
     /// This replica's digests at the last checkpoints.
     own: VecDeque<(u64, u64)>,
+    /// The last of them that an entry was marked for: whoever replays the log takes it again.
+    last_marked: Option<(u64, u64)>,
     /// What others said.
     reports: BTreeMap<MemberId, BTreeMap<u64, u64>>,
     /// Since when there have been different digests, and no majority for this replica's.
@@ -193,7 +195,7 @@ impl Replica {
         let is_due = next.saturating_sub(index) >= self.config.checkpoint_entries
             || now.since(at) >= self.config.checkpoint_nanos;
         match is_due && self.has_whom_to_compare_with() {
-            true => wire::encode_mark(Mark { previous: self.guard.newest() }),
+            true => wire::encode_mark(Mark { previous: self.guard.last_marked }),
             false => Vec::new(),
         }
     }
@@ -229,6 +231,7 @@ impl Replica {
             self.guard.doubt_since.get_or_insert(now);
         }
         self.take_checkpoint(now, index, false);
+        self.guard.last_marked = self.guard.newest();
     }
 
     fn take_checkpoint(&mut self, now: Nanos, index: u64, wants_answer: bool) {
