@@ -111,6 +111,7 @@ const BY_SCENARIO: &[&str] = &[
     "the place of a gone caller is kept",
     "the place of a gone caller is cancelled at once",
     "a new leader gives waiters no time",
+    "vote not persisted",
     "a leader applies that it is gone",
     "a removal may cost the quorum",
     "a minority goes on",

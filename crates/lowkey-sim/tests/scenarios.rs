@@ -77,6 +77,7 @@ scenarios! {
     three_become_one_each_leader_in_turn
     a_leader_elected_on_its_way_out
     a_removal_that_would_cost_the_quorum
+    a_voter_asked_again_after_a_crash
     a_followers_state_drifts
     a_leaders_state_drifts
     three_states_and_no_majority

@@ -24,6 +24,7 @@ mod rounds;
 mod script;
 mod snapshot_crash;
 mod stage;
+mod votes;
 
 use script::Script;
 pub(crate) use stage::Stage;
@@ -123,6 +124,7 @@ pub const ALL: &[Scenario] = &[
         ..story("a_leader_elected_on_its_way_out", removal::of_a_leader_elected_on_its_way_out)
     },
     story("a_removal_that_would_cost_the_quorum", removal::that_would_cost_the_quorum),
+    Scenario { replicas: 5, ..story("a_voter_asked_again_after_a_crash", votes::asked_again_after_a_crash) },
     drifting("a_followers_state_drifts", drift::of_a_follower),
     drifting("a_leaders_state_drifts", drift::of_a_leader),
     drifting("three_states_and_no_majority", drift::of_two),

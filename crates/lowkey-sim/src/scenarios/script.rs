@@ -12,7 +12,7 @@ use lowkey_replica::{Failure, Input, MessageType, Query, Request, Response, Role
 use lowkey_wal::snapshots;
 
 use super::Scenario;
-use super::stage::Stage;
+use super::stage::{Letter, Stage};
 use crate::invariants::{Check, Violation, Write};
 use crate::node::Process;
 use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
@@ -241,7 +241,18 @@ impl Script {
 
     /// What was held back arrives now, in its order; nothing is held back any more.
     pub(super) fn deliver_messages(&mut self) {
-        for (from, to, bytes, snapshot) in self.stage_mut().let_messages_go() {
+        let letters = self.stage_mut().let_messages_go();
+        self.deliver(letters);
+    }
+
+    /// What was held back on one link arrives now; what follows is held back as before.
+    pub(super) fn deliver_messages_between(&mut self, from: usize, to: usize) {
+        let letters = self.stage_mut().let_messages_between_go(from, to);
+        self.deliver(letters);
+    }
+
+    fn deliver(&mut self, letters: Vec<Letter>) {
+        for (from, to, bytes, snapshot) in letters {
             self.tell(&format!("a message that was held back reaches n{} from n{}", to + 1, from + 1));
             self.world.schedule(self.world.now, Event::Message { from, to, bytes, snapshot });
         }

@@ -9,7 +9,7 @@ use crate::invariants::Committed;
 use crate::world::Event;
 
 /// A message on its way: sender, receiver, bytes, and the snapshot that comes with it.
-type Letter = (usize, usize, Vec<u8>, Option<Vec<u8>>);
+pub(crate) type Letter = (usize, usize, Vec<u8>, Option<Vec<u8>>);
 
 /// The script's hands and eyes in a world.
 #[derive(Debug, Default)]
@@ -44,6 +44,11 @@ impl Stage {
     pub(crate) fn let_messages_go(&mut self) -> Vec<Letter> {
         self.held_links.clear();
         std::mem::take(&mut self.kept_messages)
+    }
+
+    /// Gives the messages that were held back on one link, which goes on being held.
+    pub(crate) fn let_messages_between_go(&mut self, from: usize, to: usize) -> Vec<Letter> {
+        self.kept_messages.extract_if(.., |letter| (letter.0, letter.1) == (from, to)).collect()
     }
 
     /// Holds no answer back any more, and gives those that were.
