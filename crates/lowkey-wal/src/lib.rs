@@ -25,6 +25,7 @@
 mod batch;
 mod chain;
 mod clean_stop;
+mod direct;
 mod disk;
 mod error;
 mod group;
