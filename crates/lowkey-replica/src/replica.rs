@@ -472,6 +472,13 @@ impl Replica {
         raft.set_randomized_election_timeout(ticks);
     }
 
+    /// True while entries that this leader has on disk wait for the others. What is asked meanwhile does well to wait
+    /// for them and go into the log together.
+    pub fn is_committing(&self) -> bool {
+        let raft = &self.node.raft;
+        raft.state == StateRole::Leader && raft.raft_log.last_index() > raft.raft_log.committed
+    }
+
     /// True if a turn would do something.
     pub fn has_work(&self) -> bool {
         self.node.has_ready()

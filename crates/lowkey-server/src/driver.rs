@@ -39,6 +39,10 @@ const SEGMENT_PAUSE_NANOS: u64 = 500 * MILLISECOND;
 /// How long to wait before a full disk is tried again.
 const FULL_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long requests gather at most while entries of this leader are on their way. Where the way to the other nodes
+/// takes longer than this, more than one batch is under way at a time.
+const GATHER: Duration = Duration::from_millis(1);
+
 /// Everything that the thread works with.
 pub(crate) struct Driver {
     pub(crate) replica: Replica,
@@ -58,6 +62,8 @@ struct Running {
     driver: Driver,
     calls: HashMap<CallId, Answer>,
     next_tick: Nanos,
+    /// Until when the next requests may gather: for a while after the last ones were taken.
+    gather_until: Option<Instant>,
     /// After the next segment could not be made, it is not tried again before this.
     next_segment_try: Nanos,
     /// As the housekeeper last saw it.
@@ -79,6 +85,7 @@ pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), Start
                 driver,
                 calls: HashMap::new(),
                 next_tick,
+                gather_until: None,
                 next_segment_try: Nanos(0),
                 space_enough: true,
                 room: DiskRoom::Ample,
@@ -99,7 +106,11 @@ impl Running {
     fn run(mut self) -> Result<(), StartError> {
         self.driver.links.follow(&self.driver.view.status());
         loop {
-            let batch = self.driver.inbox.take(self.driver.clock.instant(self.next_tick));
+            let gather_until = self.gather_until.filter(|_| self.driver.replica.is_committing());
+            let batch = self.driver.inbox.take(self.driver.clock.instant(self.next_tick), gather_until);
+            if !batch.requests.is_empty() {
+                self.gather_until = Some(Instant::now() + GATHER);
+            }
             if self.take_in(batch) {
                 return Ok(self.driver.wal.close()?);
             }

@@ -4,6 +4,12 @@
 //! peers, requests that keep what exists (renewals, releases, reads), requests that want more
 //! (leases, locks). Under overload what exists is kept alive first. Every lane is bounded: a caller
 //! that finds its lane full is told so at once, and a peer's message is dropped, as on any network.
+//!
+//! While entries of this leader are on their way to the others, requests *gather*: what comes meanwhile goes into the
+//! log together once those are committed, and costs one write, one sync and one message for all. For how long at most is
+//! the thread's to say; a request that comes alone does not wait at all.
+//!
+//! The thread is woken for what it sleeps for and for nothing less: a wake-up costs more than most requests.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,6 +29,9 @@ const KEEPING_MAX: usize = 65_536;
 const WANTING_MAX: usize = 16_384;
 /// How many requests of a lane are taken in one turn, so that a turn stays short.
 const REQUESTS_A_TURN: usize = 4_096;
+
+/// So many are enough for a batch of their own.
+const GATHERED_ENOUGH: usize = 256;
 
 /// A request, and where its answer goes.
 pub(crate) struct Asked {
@@ -62,14 +71,33 @@ struct Lanes {
     keeping: VecDeque<Asked>,
     wanting: VecDeque<Asked>,
     last_call: u64,
+    sleep: Sleep,
+}
+
+/// What the thread sleeps for.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Sleep {
+    /// It is awake.
+    #[default]
+    No,
+    /// Whatever comes.
+    Light,
+    /// Events, messages, or requests enough: a few of them gather.
+    Deep,
 }
 
 impl Lanes {
-    fn is_empty(&self) -> bool {
-        self.events.is_empty()
-            && self.messages.is_empty()
-            && self.keeping.is_empty()
-            && self.wanting.is_empty()
+    fn request_count(&self) -> usize {
+        self.keeping.len() + self.wanting.len()
+    }
+
+    fn take_requests(&mut self) -> Vec<Asked> {
+        let keeping = self.keeping.len().min(REQUESTS_A_TURN);
+        let wanting = self.wanting.len().min(REQUESTS_A_TURN);
+        let mut requests: Vec<Asked> = Vec::with_capacity(keeping + wanting);
+        requests.extend(self.keeping.drain(..keeping));
+        requests.extend(self.wanting.drain(..wanting));
+        requests
     }
 }
 
@@ -81,8 +109,9 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn report(&self, event: Event) {
-        self.lanes().events.push_back(event);
-        self.filled.notify_one();
+        let mut lanes = self.lanes();
+        lanes.events.push_back(event);
+        self.wake(lanes);
     }
 
     /// Takes in messages of a peer, as far as there is room.
@@ -90,8 +119,7 @@ impl Inbox {
         let mut lanes = self.lanes();
         let room = MESSAGES_MAX.saturating_sub(lanes.messages.len());
         lanes.messages.extend(messages.into_iter().take(room));
-        drop(lanes);
-        self.filled.notify_one();
+        self.wake(lanes);
     }
 
     /// Takes in a request, unless its lane is full, and says how it is known from now on.
@@ -111,9 +139,20 @@ impl Inbox {
             return call;
         }
         lane.push_back(Asked { call, request, answer });
-        drop(lanes);
-        self.filled.notify_one();
+        let is_enough = lanes.sleep == Sleep::Light || lanes.request_count() >= GATHERED_ENOUGH;
+        if is_enough {
+            self.wake(lanes);
+        }
         call
+    }
+
+    /// Wakes the thread, if it sleeps.
+    fn wake(&self, mut lanes: MutexGuard<'_, Lanes>) {
+        let slept = std::mem::take(&mut lanes.sleep);
+        drop(lanes);
+        if slept != Sleep::No {
+            self.filled.notify_one();
+        }
     }
 
     /// How much waits in each lane, by its name.
@@ -127,25 +166,30 @@ impl Inbox {
         ]
     }
 
-    /// Waits until there is something to take in, or until the deadline.
-    pub(crate) fn take(&self, deadline: Instant) -> Batch {
+    /// Waits until there is something to take in, or until the deadline. Until `gather_until` requests are left to
+    /// gather, unless there are enough of them.
+    pub(crate) fn take(&self, deadline: Instant, gather_until: Option<Instant>) -> Batch {
         let mut lanes = self.lanes();
-        while lanes.is_empty() {
+        loop {
             let now = Instant::now();
-            if now >= deadline {
-                return Batch::default();
+            let gather_until = gather_until.filter(|until| *until > now);
+            let are_due = match lanes.request_count() {
+                0 => false,
+                1..GATHERED_ENOUGH => gather_until.is_none(),
+                _ => true,
+            };
+            if are_due || now >= deadline || !lanes.events.is_empty() || !lanes.messages.is_empty() {
+                return Batch {
+                    events: lanes.events.drain(..).collect(),
+                    messages: lanes.messages.drain(..).collect(),
+                    requests: if are_due { lanes.take_requests() } else { Vec::new() },
+                };
             }
-            let waited = self.filled.wait_timeout(lanes, deadline - now);
+            lanes.sleep = if gather_until.is_some() { Sleep::Deep } else { Sleep::Light };
+            let until = gather_until.map_or(deadline, |until| until.min(deadline));
+            let waited = self.filled.wait_timeout(lanes, until - now);
             lanes = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let keeping = lanes.keeping.len().min(REQUESTS_A_TURN);
-        let wanting = lanes.wanting.len().min(REQUESTS_A_TURN);
-        let mut requests: Vec<Asked> = lanes.keeping.drain(..keeping).collect();
-        requests.extend(lanes.wanting.drain(..wanting));
-        Batch {
-            events: lanes.events.drain(..).collect(),
-            messages: lanes.messages.drain(..).collect(),
-            requests,
+            lanes.sleep = Sleep::No;
         }
     }
 
@@ -172,6 +216,8 @@ fn wants_more(request: &Request) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lowkey_core::{Command, LeaseId, OwnerId, RequestId, Ttl};
 
     use super::*;
@@ -189,7 +235,7 @@ mod tests {
         let inbox = Inbox::default();
         inbox.ask(create_lease(), oneshot::channel().0);
         inbox.ask(Request::Renew { lease: LeaseId(1) }, oneshot::channel().0);
-        let batch = inbox.take(Instant::now());
+        let batch = inbox.take(later(), None);
         assert_eq!(batch.requests[0].request, Request::Renew { lease: LeaseId(1) });
         assert_eq!(batch.requests[1].request, create_lease());
     }
@@ -206,5 +252,53 @@ mod tests {
         let (sender, mut receiver) = oneshot::channel();
         inbox.ask(Request::Renew { lease: LeaseId(1) }, sender);
         assert!(receiver.try_recv().is_err(), "the renewal waits for its turn");
+    }
+
+    /// Far from now: what comes back before was due.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn requests_that_gather_are_taken_when_their_time_is_over_or_they_are_enough() {
+        let inbox = Inbox::default();
+        let soon = || Some(Instant::now() + Duration::from_millis(1));
+        inbox.ask(create_lease(), oneshot::channel().0);
+        assert_eq!(inbox.take(later(), soon()).requests.len(), 1, "nobody gathers for ever");
+        inbox.ask(create_lease(), oneshot::channel().0);
+        assert_eq!(inbox.take(later(), None).requests.len(), 1, "nor if it is not asked for");
+        for _ in 0..GATHERED_ENOUGH {
+            inbox.ask(create_lease(), oneshot::channel().0);
+        }
+        assert_eq!(inbox.take(later(), Some(later())).requests.len(), GATHERED_ENOUGH);
+    }
+
+    #[test]
+    fn what_is_reported_does_not_wait_for_requests_that_gather() {
+        let inbox = Inbox::default();
+        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.report(Event::Removed);
+        let batch = inbox.take(later(), Some(later()));
+        assert_eq!((batch.events.len(), batch.requests.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_woken_by_what_it_sleeps_for() {
+        let inbox = std::sync::Arc::new(Inbox::default());
+        for gather in [false, true] {
+            let taking = {
+                let inbox = std::sync::Arc::clone(&inbox);
+                std::thread::spawn(move || inbox.take(later(), gather.then(later)))
+            };
+            while inbox.lanes().sleep == Sleep::No {
+                std::thread::yield_now();
+            }
+            match gather {
+                false => _ = inbox.ask(create_lease(), oneshot::channel().0),
+                true => inbox.report(Event::Removed),
+            }
+            let batch = taking.join().unwrap();
+            assert_eq!((batch.requests.len(), batch.events.len()), if gather { (0, 1) } else { (1, 0) });
+        }
     }
 }
