@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use http::HeaderValue;
 use lowkey_api::v1::AddPeerRequest;
 use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeInfo};
 use lowkey_replica::{Replica, found};
@@ -240,6 +241,8 @@ fn run(
     })?;
     let service = Arc::new(Service {
         node_name: info.name.to_string(),
+        cluster_header: HeaderValue::try_from(cluster.to_string())
+            .map_err(|error| StartError::Replica(format!("the cluster's id fits no header: {error}")))?,
         hello,
         view,
         inbox,
@@ -267,11 +270,11 @@ fn run(
     };
     let peer_router = peers::router(Arc::clone(&service), &info.http_address);
     let peer_port = tokio::spawn(serve(ports.raft, peer_router, peer_limits, service.parting.subscribe()));
-    let grpc_router = edge::grpc::router(Arc::clone(&service), info.http_address.as_str())
+    let grpc_port = edge::grpc::port(Arc::clone(&service), info.http_address.as_str())
         .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
     let http_router = edge::http::router(Arc::clone(&service), info.grpc_address.as_str());
     let client_ports = [
-        tokio::spawn(serve(ports.grpc, grpc_router, config.limits, stop_client_ports.subscribe())),
+        tokio::spawn(serve(ports.grpc, grpc_port, config.limits, stop_client_ports.subscribe())),
         tokio::spawn(serve(ports.http, http_router, config.limits, stop_client_ports.subscribe())),
     ];
     tokio::spawn(announce(Arc::clone(&service), info, config.join));

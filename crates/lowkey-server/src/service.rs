@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AddPeerRequest, CheckTokenRequest, CreateLeaseRequest, GetLockRequest,
     ListLocksRequest, ProclaimRequest, ReleaseLockRequest, RemovePeerRequest, RenewLeaseRequest,
@@ -57,6 +58,8 @@ const RETRY_HINT_MS: u64 = 200;
 pub(crate) struct Service {
     pub(crate) node_name: String,
     pub(crate) hello: Arc<Hello>,
+    /// The cluster's id, for every answer.
+    pub(crate) cluster_header: HeaderValue,
     pub(crate) view: Arc<View>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) forwarders: Forwarders,
@@ -94,21 +97,24 @@ impl Service {
         let request =
             operation.parse().map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
         if let Request::ReadStale(_) = request {
-            return self.call_here(&operation).await;
+            return self.call_here(&operation, request).await;
         }
         if operation.wait().is_zero() {
-            return self.call_leader(operation).await;
+            return self.call_leader(operation, request).await;
         }
         // A node that stops does not keep those who wait: they have their place elsewhere.
         let request_id = operation.request_id().to_owned();
         tokio::select! {
-            answer = self.call_leader(operation) => answer,
+            answer = self.call_leader(operation, request) => answer,
             () = stopped(self.stopping.subscribe()) => Err(place_kept(&request_id)),
         }
     }
 
     /// A node that was removed, or whose state is in doubt, answers nothing.
     fn check_standing(&self) -> Result<(), ApiError> {
+        if self.view.is_sound() {
+            return Ok(());
+        }
         if self.view.is_removed() {
             let message =
                 "this node was removed from its cluster and is about to end; nothing was done, ask another";
@@ -120,8 +126,13 @@ impl Service {
         }
     }
 
-    /// Has the leader answer, whoever that is.
-    async fn call_leader<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
+    /// Has the leader answer, whoever that is. `request` is what the operation asks.
+    async fn call_leader<O: Operation>(
+        &self,
+        mut operation: O,
+        request: Request,
+    ) -> Result<O::Response, ApiError> {
+        let mut request = Some(request);
         let (started, wait) = (Instant::now(), operation.wait());
         let mut deadline = started + LEADER_WAIT;
         let mut interrupted = false;
@@ -129,7 +140,10 @@ impl Service {
         loop {
             let leader = leadership.borrow_and_update().leader;
             let attempt = match leader {
-                Some(leader) if leader == self.view.own() => self.ask_replica(&operation).await,
+                Some(leader) if leader == self.view.own() => match request.take() {
+                    Some(request) => self.ask_replica(&operation, request).await,
+                    None => self.ask_replica_anew(&operation).await,
+                },
                 Some(leader) => self.forward(&operation, leader, leadership.clone()).await,
                 None => Attempt::Again,
             };
@@ -155,8 +169,12 @@ impl Service {
     }
 
     /// Answers from what this node knows.
-    async fn call_here<O: Operation>(&self, operation: &O) -> Result<O::Response, ApiError> {
-        match self.ask_replica(operation).await {
+    async fn call_here<O: Operation>(
+        &self,
+        operation: &O,
+        request: Request,
+    ) -> Result<O::Response, ApiError> {
+        match self.ask_replica(operation, request).await {
             Attempt::Done(answer) => answer,
             Attempt::Again | Attempt::Interrupted => {
                 Err(ApiError::new(Reason::NodeStopping, "this node does not answer any more"))
@@ -164,12 +182,15 @@ impl Service {
         }
     }
 
-    /// Asks this node's own replica.
-    async fn ask_replica<O: Operation>(&self, operation: &O) -> Attempt<O::Response> {
-        let request = match operation.parse() {
-            Ok(request) => request,
-            Err(invalid) => return Attempt::Done(Err(ApiError::invalid(invalid.field, invalid.problem))),
-        };
+    /// Asks this node's own replica what the operation asks.
+    async fn ask_replica_anew<O: Operation>(&self, operation: &O) -> Attempt<O::Response> {
+        match operation.parse() {
+            Ok(request) => self.ask_replica(operation, request).await,
+            Err(invalid) => Attempt::Done(Err(ApiError::invalid(invalid.field, invalid.problem))),
+        }
+    }
+
+    async fn ask_replica<O: Operation>(&self, operation: &O, request: Request) -> Attempt<O::Response> {
         let mut parked = Parked::ask(&self.inbox, request);
         match timeout(ANSWER_WAIT + operation.wait(), parked.answer()).await {
             Ok(Some(Ok(response))) => Attempt::Done(operation.respond(response)),
@@ -243,7 +264,7 @@ impl Service {
             Ok(operation) => operation,
             Err(error) => return refusal(ApiError::new(Reason::Internal, error.to_string())),
         };
-        match self.ask_replica(&operation).await {
+        match self.ask_replica_anew(&operation).await {
             Attempt::Done(Ok(response)) => Outcome::Response(response.encode_to_vec()),
             Attempt::Done(Err(error)) => refusal(error),
             Attempt::Again => Outcome::NotLeader(true),

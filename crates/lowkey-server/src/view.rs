@@ -2,6 +2,7 @@
 //!
 //! The replica thread publishes; everybody else reads, and is never kept waiting.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use lowkey_core::MemberId;
@@ -21,6 +22,8 @@ pub(crate) struct View {
     leadership: watch::Sender<Leadership>,
     /// Becomes true when this node learns that it was removed, and never false again.
     removed: watch::Sender<bool>,
+    /// Neither removed nor in doubt: what every call asks, and so is kept where asking costs nothing.
+    sound: AtomicBool,
 }
 
 impl View {
@@ -28,6 +31,7 @@ impl View {
         let leadership = watch::Sender::new(leadership(&status));
         Self {
             own: status.member,
+            sound: AtomicBool::new(status.divergence.is_none()),
             status: RwLock::new(Arc::new(status)),
             leadership,
             removed: watch::Sender::new(false),
@@ -36,6 +40,7 @@ impl View {
 
     pub(crate) fn publish(&self, status: Status) {
         let leadership = leadership(&status);
+        self.sound.store(status.divergence.is_none() && !self.is_removed(), Ordering::Release);
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         self.leadership.send_if_modified(|before| {
             let changed = *before != leadership;
@@ -55,10 +60,16 @@ impl View {
     /// This node is a member no longer.
     pub(crate) fn set_removed(&self) {
         self.removed.send_replace(true);
+        self.sound.store(false, Ordering::Release);
     }
 
     pub(crate) fn is_removed(&self) -> bool {
         *self.removed.borrow()
+    }
+
+    /// True while this node is a member and its state is beyond doubt.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.sound.load(Ordering::Acquire)
     }
 
     pub(crate) fn removed(&self) -> watch::Receiver<bool> {

@@ -3,7 +3,7 @@
 //! The edge decodes, asks the [`Node`] behind it, and encodes. It decides nothing about locks, and
 //! it checks only what is needed to decode: whether a TTL is too long is the node's to say.
 //!
-//! - [`grpc::router`] and [`http::router`] make the two services; [`serve::serve`] runs either, and
+//! - [`grpc::port`] and [`http::router`] make the two services; [`serve::serve`] runs either, and
 //!   the peers' one, on a listener.
 //! - Every answer of either port carries the cluster's id, so that a client that reaches a node of
 //!   another cluster can tell ([`CLUSTER_HEADER`]).
@@ -26,7 +26,7 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use ::http::{HeaderMap, HeaderName, HeaderValue, header};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -78,18 +78,27 @@ impl Dialect {
     }
 }
 
+/// Goes around every request that a router answers.
+async fn envelope<N: Node>(State(node): State<Arc<N>>, request: Request, next: Next) -> Response {
+    let (uri, dialect) = (request.uri().clone(), Dialect::of(request.headers()));
+    enclosed(&*node, uri, dialect, next.run(request)).await
+}
+
 /// Goes around every request of either port: names the cluster in the answer, and turns a panic
 /// into one.
-async fn envelope<N: Node>(State(node): State<Arc<N>>, request: Request, next: Next) -> Response {
-    let dialect = Dialect::of(request.headers());
-    let path = request.uri().path().to_owned();
+async fn enclosed<N: Node>(
+    node: &N,
+    uri: Uri,
+    dialect: Dialect,
+    answer: impl Future<Output = Response>,
+) -> Response {
     // Whatever a panic left half done belongs to this request alone: it is dropped unseen.
-    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let answer = AssertUnwindSafe(answer).catch_unwind().await;
     let mut response = answer.unwrap_or_else(|panic| {
-        tracing::error!(path, panic = panic_text(&*panic), "a request panicked");
+        tracing::error!(path = uri.path(), panic = panic_text(&*panic), "a request panicked");
         dialect.error(ApiError::new(Reason::Internal, "the request met a fault of the service"))
     });
-    if let Some(id) = node.cluster_id().and_then(|id| HeaderValue::try_from(id).ok()) {
+    if let Some(id) = node.cluster_header() {
         response.headers_mut().insert(CLUSTER_HEADER, id);
     }
     response

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use futures::Stream;
+use http::HeaderValue;
 use lowkey_api::ApiError;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
@@ -157,8 +158,8 @@ pub trait Node: Send + Sync + 'static {
     /// What the node counts about itself: [`crate::METRICS_CONTENT_TYPE`] says in which form. Never blocks.
     fn metrics(&self) -> String;
 
-    /// The cluster's id, once the node is in one.
-    fn cluster_id(&self) -> Option<String>;
+    /// The cluster's id as a header's value, once the node is in one.
+    fn cluster_header(&self) -> Option<HeaderValue>;
 
     /// Becomes true when the node has been told to stop.
     fn stopping(&self) -> watch::Receiver<bool>;

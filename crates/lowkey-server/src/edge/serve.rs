@@ -8,10 +8,13 @@
 //!   have no deadline of their own.
 //! - On stop nothing new is accepted, what is under way may end, and what does not is cut off.
 
+use std::convert::Infallible;
 use std::io;
 use std::time::Duration;
 
-use axum::Router;
+use axum::response::Response;
+use http::Request;
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -21,6 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
+use tonic::codegen::Service;
 
 use super::stopped;
 
@@ -60,9 +64,28 @@ impl Default for ServeLimits {
     }
 }
 
-/// Serves `router` on `listener` until `stop` becomes true (or its sender is gone), then ends what
+/// What answers on a port.
+pub trait Answering:
+    Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+{
+}
+
+impl<S> Answering for S where
+    S: Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
+/// Serves `service` on `listener` until `stop` becomes true (or its sender is gone), then ends what
 /// is under way within [`ServeLimits::shutdown_timeout`].
-pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, stop: watch::Receiver<bool>) {
+pub async fn serve(
+    listener: TcpListener,
+    service: impl Answering,
+    limits: ServeLimits,
+    stop: watch::Receiver<bool>,
+) {
     let builder = connection_builder(&limits);
     let mut connections = JoinSet::new();
     let mut stop_signal = Box::pin(stopped(stop.clone()));
@@ -87,7 +110,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, s
             }
             Ok((stream, _)) => {
                 is_full = false;
-                let connection = connection(stream, router.clone(), builder.clone(), limits, stop.clone());
+                let connection = connection(stream, service.clone(), builder.clone(), limits, stop.clone());
                 connections.spawn(connection);
             }
             Err(error) if is_about_one_connection(&error) => {}
@@ -152,7 +175,7 @@ fn prepare(stream: &TcpStream, limits: &ServeLimits) -> io::Result<()> {
 /// concern.
 async fn connection(
     stream: TcpStream,
-    router: Router,
+    service: impl Answering,
     builder: auto::Builder<TokioExecutor>,
     limits: ServeLimits,
     stop: watch::Receiver<bool>,
@@ -172,7 +195,7 @@ async fn connection(
         Protocol::Http1 => builder.http1_only(),
         Protocol::Http2 => builder.http2_only(),
     };
-    let service = TowerToHyperService::new(router);
+    let service = TowerToHyperService::new(service);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
     let ended = tokio::select! {
         ended = &mut connection => ended,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
@@ -187,8 +188,8 @@ impl Node for Service {
         self.metrics.encode()
     }
 
-    fn cluster_id(&self) -> Option<String> {
-        Some(self.hello.cluster.to_string())
+    fn cluster_header(&self) -> Option<HeaderValue> {
+        Some(self.cluster_header.clone())
     }
 
     fn stopping(&self) -> watch::Receiver<bool> {

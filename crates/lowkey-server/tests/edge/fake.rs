@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures::StreamExt;
+use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
@@ -289,8 +290,8 @@ impl Node for FakeNode {
         "# EOF\n".into()
     }
 
-    fn cluster_id(&self) -> Option<String> {
-        Some(CLUSTER_ID.into())
+    fn cluster_header(&self) -> Option<HeaderValue> {
+        Some(HeaderValue::from_static(CLUSTER_ID))
     }
 
     fn stopping(&self) -> watch::Receiver<bool> {

@@ -38,12 +38,12 @@ impl Edge {
         let http = http_listener.local_addr().unwrap();
         let grpc = grpc_listener.local_addr().unwrap();
         let http_router = http::router(Arc::clone(&node), grpc.to_string());
-        let grpc_router = grpc::router(Arc::clone(&node), http.to_string()).unwrap();
+        let grpc_port = grpc::port(Arc::clone(&node), http.to_string()).unwrap();
         let (http_stop, grpc_stop) = (node.stopping(), node.stopping());
         let served = tokio::spawn(async move {
             tokio::join!(
                 serve(http_listener, http_router, limits, http_stop),
-                serve(grpc_listener, grpc_router, limits, grpc_stop),
+                serve(grpc_listener, grpc_port, limits, grpc_stop),
             );
         });
         Self { node, http, grpc, served }

@@ -6,36 +6,57 @@ mod heartbeat;
 mod lock_service;
 mod session;
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use ::http::Version;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response as HttpResponse;
-use futures::TryStreamExt;
+use futures::future::BoxFuture;
 use futures::stream::MapErr;
+use futures::{FutureExt, TryStreamExt};
+use hyper::body::Incoming;
 use lowkey_api::v1::election_service_server::ElectionServiceServer;
-use lowkey_api::v1::lock_service_server::LockServiceServer;
+use lowkey_api::v1::lock_service_server::{self, LockServiceServer};
 use lowkey_api::{ApiError, FILE_DESCRIPTOR_SET, Reason};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
+use tonic::codegen::Service;
 use tonic::service::Routes;
 use tonic::{Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 
-use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, envelope};
+use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, enclosed, envelope};
 
-/// The services of the gRPC port. `http_address` is where this node serves HTTP/JSON: told to
-/// those who come here with it.
+/// The services of the gRPC port.
+///
+/// Locks are why most come here, so their calls take the short way: past the router, whose layers would cost more than
+/// a call's decoding and encoding together.
+pub struct Port<N> {
+    node: Arc<N>,
+    locks: LockServiceServer<Grpc<N>>,
+    others: Router,
+}
+
+impl<N> Clone for Port<N> {
+    fn clone(&self) -> Self {
+        Self { node: Arc::clone(&self.node), locks: self.locks.clone(), others: self.others.clone() }
+    }
+}
+
+/// `http_address` is where this node serves HTTP/JSON: told to those who come here with it.
 ///
 /// # Errors
 ///
 /// If the descriptors that reflection is to serve cannot be read, which a build of ours never sees.
-pub fn router<N: Node>(
+pub fn port<N: Node>(
     node: Arc<N>,
     http_address: impl Into<Arc<str>>,
-) -> Result<Router, tonic_reflection::server::Error> {
-    let lock_service =
+) -> Result<Port<N>, tonic_reflection::server::Error> {
+    let locks =
         LockServiceServer::new(Grpc { node: Arc::clone(&node) }).max_decoding_message_size(REQUEST_BYTES_MAX);
     let election_service = ElectionServiceServer::new(Grpc { node: Arc::clone(&node) })
         .max_decoding_message_size(REQUEST_BYTES_MAX);
@@ -47,16 +68,48 @@ pub fn router<N: Node>(
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
 
-    let routes = Routes::new(lock_service)
+    let routes = Routes::new(locks.clone())
         .add_service(election_service)
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok(routes
+    let others = routes
         .into_axum_router()
         .fallback(unknown_method)
         .layer(middleware::from_fn_with_state(http_address.into(), grpc_only))
-        .layer(middleware::from_fn_with_state(node, envelope::<N>)))
+        .layer(middleware::from_fn_with_state(Arc::clone(&node), envelope::<N>));
+    Ok(Port { node, locks, others })
+}
+
+impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
+    type Response = HttpResponse;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<HttpResponse, Infallible>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: ::http::Request<Incoming>) -> Self::Future {
+        if !is_lock_call(&request) {
+            return self.others.call(request).boxed();
+        }
+        let (node, uri) = (Arc::clone(&self.node), request.uri().clone());
+        let answer = self.locks.call(request).map(|Ok(answer)| answer.map(Body::new));
+        async move { Ok(enclosed(&*node, uri, Dialect::Grpc, answer).await) }.boxed()
+    }
+}
+
+/// True if a request is a call of the `LockService` in every respect, known methods or not.
+fn is_lock_call(request: &::http::Request<Incoming>) -> bool {
+    let path = request.uri().path().strip_prefix('/');
+    path.and_then(|path| path.split_once('/'))
+        .is_some_and(|(service, _)| service == lock_service_server::SERVICE_NAME)
+        && is_grpc(request)
+}
+
+fn is_grpc<B>(request: &::http::Request<B>) -> bool {
+    request.version() == Version::HTTP_2 && Dialect::of(request.headers()) == Dialect::Grpc
 }
 
 /// Answers whoever does not speak gRPC before any service sees the request; it is told where HTTP/JSON
@@ -66,7 +119,7 @@ pub(crate) async fn grpc_only(
     request: Request,
     next: Next,
 ) -> HttpResponse {
-    if request.version() == Version::HTTP_2 && Dialect::of(request.headers()) == Dialect::Grpc {
+    if is_grpc(&request) {
         return next.run(request).await;
     }
     super::http::body::drain(request.into_body()).await;
