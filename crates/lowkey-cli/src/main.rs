@@ -21,6 +21,11 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use commands::{changes, completions, detached, dev, locks, member, recover, run, status};
 use exit::Failure;
 
+/// Requests are made on one thread and dropped on another, and memory that a burst needed is to go back afterwards:
+/// both are what this allocator is good at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
 #[derive(Debug, Parser)]
 #[command(name = "lowkey", version, propagate_version = true, arg_required_else_help = true)]
