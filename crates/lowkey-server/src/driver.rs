@@ -194,6 +194,7 @@ impl Running {
         }
         // Missed ticks are not made up for.
         self.next_tick = now.after(TICK_NANOS);
+        self.driver.links.flush();
         self.step(Input::Tick);
         if std::mem::replace(&mut self.idle, true) {
             self.driver.wal.mark_synced()?;

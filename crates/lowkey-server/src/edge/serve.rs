@@ -196,7 +196,7 @@ async fn connection(
         Protocol::Http2 => builder.http2_only(),
     };
     let service = TowerToHyperService::new(service);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
+    let mut connection = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), service));
     let ended = tokio::select! {
         ended = &mut connection => ended,
         () = &mut stop_signal => {

@@ -1,9 +1,9 @@
 //! How the nodes of a cluster reach each other.
 //!
-//! Every node keeps one link to every other: a stream of Raft messages, a stream of forwarded
-//! requests, and a stream of its own for a snapshot when one is due. Links come and go with the
-//! members; a broken one is made again for as long as the member is there. Queues are bounded, and
-//! what does not fit is dropped and reported: Raft lives with that.
+//! Every node keeps one link to every other: a connection for Raft messages ([`messages`]), and one for a
+//! stream of forwarded requests and, when one is due, a snapshot. Links come and go with the members; a
+//! broken one is made again for as long as the member is there. Queues are bounded, and what does not fit
+//! is dropped and reported: Raft lives with that.
 //!
 //! Each call says who it is from and whom it is for, and the receiving side checks it before it
 //! reads anything ([`hello`]).
@@ -12,6 +12,7 @@ mod complaints;
 mod forward;
 pub(crate) mod hello;
 mod link;
+mod messages;
 mod server;
 mod snapshots;
 
@@ -25,6 +26,7 @@ use tokio::sync::mpsc;
 pub(crate) use forward::{Forward, ForwardError, Forwarded};
 pub(crate) use hello::Hello;
 use link::Link;
+use messages::add_frame;
 pub(crate) use server::router;
 use snapshots::{Delivery, Outgoing};
 
@@ -37,8 +39,8 @@ pub(crate) mod proto {
     tonic::include_proto!("lowkey.peer.v1");
 }
 
-/// Frames of messages that may wait for a slow peer.
-const FRAMES_MAX: usize = 256;
+/// Bytes of memory that a link keeps for its messages between turns.
+const FRAMES_KEPT_BYTES: usize = 64 * 1024;
 
 /// The links of the replica thread: where its messages go.
 pub(crate) struct Links {
@@ -124,25 +126,38 @@ impl Links {
         self.links.insert(member, link);
     }
 
-    /// Sends what the replica says, all that is for one member in one frame.
+    /// Sends what the replica says, all that is for one member at once.
     pub(crate) fn send(&mut self, messages: Vec<Message>, reports: Vec<Report>) {
-        let mut frames: HashMap<MemberId, Vec<Vec<u8>>> = HashMap::new();
         for message in messages {
             let to = MemberId(message.to);
             if message.get_msg_type() == MessageType::MsgSnapshot {
                 self.send_snapshot(to, message);
             } else {
-                frames.entry(to).or_default().push(wire::encode_message(GROUP, message));
+                self.add(to, &wire::encode_message(GROUP, message));
             }
         }
         for report in reports {
-            frames.entry(report.to).or_default().push(wire::encode_report(GROUP, report));
+            self.add(report.to, &wire::encode_report(GROUP, report));
         }
-        for (to, frame) in frames {
-            let sent = self.links.get(&to).is_some_and(|link| link.messages.try_send(frame).is_ok());
-            if !sent {
-                self.inbox.report(unreachable(to));
+        for (to, link) in &mut self.links {
+            if !link.frames.is_empty() && !link.outlet.send(&link.frames) {
+                self.inbox.report(unreachable(*to));
             }
+            link.frames.clear();
+            // What one large message needed is not kept for all the small ones.
+            link.frames.shrink_to(FRAMES_KEPT_BYTES);
+        }
+    }
+
+    /// Sends what members were too slow to take. To be called now and then.
+    pub(crate) fn flush(&self) {
+        self.links.values().for_each(|link| link.outlet.flush());
+    }
+
+    fn add(&mut self, to: MemberId, message: &[u8]) {
+        match self.links.get_mut(&to) {
+            Some(link) => add_frame(&mut link.frames, message),
+            None => self.inbox.report(unreachable(to)),
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::Router;
+use bytes::BytesMut;
 use lowkey_replica::wire::{self, Said};
 use lowkey_replica::{Input, Message};
 use tokio::sync::mpsc;
@@ -15,43 +15,42 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::complaints::Rarely;
-use super::hello::{Caller, refuse_removed};
+use super::hello::Caller;
 use super::link::FRAME_BYTES_MAX;
+use super::messages;
 use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{
-    ForwardReply, ForwardRequest, MessageFrame, MessagesEnd, SnapshotChunk, SnapshotOffer, SnapshotTaken,
-    SnapshotWanted,
+    ForwardReply, ForwardRequest, SnapshotChunk, SnapshotOffer, SnapshotTaken, SnapshotWanted,
 };
 use super::snapshots::Incoming;
 use crate::inbox::Event;
 use crate::service::Service;
 use crate::storage::GROUP;
 
-/// How often it is looked whether a peer that says nothing is still a member.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// Replies that may wait for a slow peer.
 const REPLIES_MAX: usize = 1024;
 
 /// The peers' port. `http_address` is told to those who come here with HTTP.
 pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
-    let server =
-        PeerServer::new(Peers { service, complaints: Mutex::default(), incoming: Incoming::default() })
-            .max_decoding_message_size(FRAME_BYTES_MAX)
-            .max_encoding_message_size(FRAME_BYTES_MAX);
+    let peers = Arc::new(Peers { service, complaints: Mutex::default(), incoming: Incoming::default() });
+    let server = PeerServer::from_arc(Arc::clone(&peers))
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .max_encoding_message_size(FRAME_BYTES_MAX);
     let http_address: Arc<str> = http_address.into();
     tonic::service::Routes::new(server)
         .into_axum_router()
         .layer(axum::middleware::from_fn_with_state(http_address, crate::edge::grpc::grpc_only))
+        .route(messages::PATH, axum::routing::get(messages::answer).with_state(peers))
 }
 
-struct Peers {
-    service: Arc<Service>,
+pub(super) struct Peers {
+    pub(super) service: Arc<Service>,
     complaints: Mutex<Rarely>,
     incoming: Incoming,
 }
 
 impl Peers {
-    fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
+    pub(super) fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
         let caller =
             self.service.hello.check(metadata, &self.service.view.status()).inspect_err(|status| {
                 let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,9 +64,16 @@ impl Peers {
     }
 
     /// Hands encoded messages to the replica, if they are from whom they say.
-    fn deliver(&self, caller: &Caller, encoded: &[Vec<u8>]) -> Result<(), Status> {
-        let said = encoded.iter().map(|bytes| read(caller, bytes));
-        self.service.inbox.deliver(said.collect::<Result<Vec<_>, _>>()?);
+    pub(super) fn deliver(
+        &self,
+        caller: &Caller,
+        mut next: impl FnMut() -> Result<Option<BytesMut>, Status>,
+    ) -> Result<(), Status> {
+        let mut said = Vec::new();
+        while let Some(bytes) = next()? {
+            said.push(read(caller, &bytes)?);
+        }
+        self.service.inbox.deliver(said);
         Ok(())
     }
 }
@@ -89,31 +95,6 @@ fn read_message(caller: &Caller, bytes: &[u8]) -> Result<Message, Status> {
 
 #[tonic::async_trait]
 impl Peer for Peers {
-    async fn messages(
-        &self,
-        request: Request<Streaming<MessageFrame>>,
-    ) -> Result<Response<MessagesEnd>, Status> {
-        let caller = self.let_in(request.metadata())?;
-        let mut parting = self.service.parting.subscribe();
-        let mut frames = request.into_inner();
-        // A learner has nothing to say for as long as nobody speaks to it.
-        let mut look_again = tokio::time::interval(LOOK_INTERVAL);
-        loop {
-            // It may have been removed since it was let in.
-            if self.service.view.status().has_removed(caller.member) {
-                return Err(refuse_removed(caller.member));
-            }
-            tokio::select! {
-                frame = frames.next() => match frame {
-                    Some(frame) => self.deliver(&caller, &frame?.messages)?,
-                    None => return Ok(Response::new(MessagesEnd {})),
-                },
-                _ = look_again.tick() => {}
-                _ = parting.wait_for(|parting| *parting) => return Ok(Response::new(MessagesEnd {})),
-            }
-        }
-    }
-
     async fn offer_snapshot(
         &self,
         request: Request<SnapshotOffer>,
