@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use commands::{changes, completions, detached, dev, locks, member, recover, run, status};
+use commands::{bench, changes, completions, detached, dev, locks, member, recover, run, status};
 use exit::Failure;
 
 /// Requests are made on one thread and dropped on another, and memory that a burst needed is to go back afterwards:
@@ -66,6 +66,8 @@ enum Command {
     Recover(recover::RecoverArgs),
     /// Run three nodes in one process, for trying things out
     Dev(dev::DevArgs),
+    /// Measure a cluster under load, and check what it answers
+    Bench(Box<bench::BenchArgs>),
     /// Write completions for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -108,6 +110,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Server(args) => server::run(*args),
         Command::Recover(args) => recover::recover(&args),
         Command::Dev(args) => dev::dev(&args),
+        Command::Bench(args) => bench::bench(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     }
 }

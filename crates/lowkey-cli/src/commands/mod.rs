@@ -6,10 +6,11 @@
 //! - `changes.rs`: `leader`, `watch`
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `recover.rs`: the one that works on a data directory, with the server's help
-//! - `status.rs`, `member.rs`, `dev.rs`, `completions.rs`: what they say
+//! - `status.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
+pub(crate) mod bench;
 pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;

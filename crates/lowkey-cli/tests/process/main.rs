@@ -7,6 +7,7 @@
 
 mod bad_bytes;
 mod bad_input;
+mod bench;
 mod broken_output;
 mod cli;
 mod clients;

@@ -46,20 +46,21 @@ pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
     ]
 }
 
+/// What stands in front of a command so that it dies with this process, behind `/proc/self/exe`.
+///
+/// To be used on a thread that lives as long as the command is to: the kernel takes that thread for the parent.
+pub(crate) fn args(as_json: bool) -> [String; 3] {
+    let how = if as_json { AS_JSON } else { AS_TEXT };
+    [EXEC.to_owned(), std::process::id().to_string(), how.to_owned()]
+}
+
 /// Starts the command in a process group of its own.
 ///
 /// To be called on a thread that lives as long as the process: the kernel takes that thread for the parent.
 pub(super) fn start(command: &[OsString], guard: &LockGuard, as_json: bool) -> io::Result<Group> {
     // Not by its path: the file may have been replaced since this process began.
     let mut launcher = Command::new("/proc/self/exe");
-    launcher
-        .arg0("lowkey")
-        .arg(EXEC)
-        .arg(std::process::id().to_string())
-        .arg(if as_json { AS_JSON } else { AS_TEXT })
-        .args(command)
-        .envs(environment(guard))
-        .process_group(0);
+    launcher.arg0("lowkey").args(args(as_json)).args(command).envs(environment(guard)).process_group(0);
     let child = spawn_awake(&mut launcher)?;
     // Nobody waits by this handle; see `supervise.rs`.
     Ok(Group::new(Pid::from_child(&child)))

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-pub(crate) use self::launcher::{EXEC, exec};
+pub(crate) use self::launcher::{EXEC, args as launcher_args, exec};
 use super::{Patience, ServiceArgs, WaitArgs};
 use crate::duration::{parse_duration, parse_ttl};
 use crate::exit::{self, Failure};

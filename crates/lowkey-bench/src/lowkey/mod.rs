@@ -1,0 +1,308 @@
+//! lowkey as a contender: a cluster that is started here or was running before, asked by single gRPC calls or by way
+//! of the SDK.
+
+mod conversation;
+mod sdk;
+mod unary;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use lowkey_api::v1::GetStatusResponse;
+use lowkey_client::Client;
+use tokio::time::{Instant, sleep};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::process::{Cluster, Starter, free_ports};
+use crate::system::{Answer, Contender, LockClient, Problem, System};
+use crate::workload::Workload;
+
+pub(crate) use conversation::{Conversation, renew_all};
+pub(crate) use unary::tag;
+
+/// How long nodes may take to come together, and calls to be answered.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A lease that nobody renews and that outlives every turn: the longest there is.
+const LONG_TTL: Duration = Duration::from_secs(600);
+/// A node that is not further behind than this has caught up.
+const LAG_MAX: u64 = 100;
+
+/// The way that requests take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Through {
+    /// A gRPC call for each.
+    Unary,
+    /// The SDK, by its session stream.
+    Session,
+}
+
+impl Through {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unary => "unary",
+            Self::Session => "session",
+        }
+    }
+}
+
+/// Where lowkey is to be found.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// It is running, and reached by these gRPC URLs.
+    Running(Vec<String>),
+    /// It is to be started: the program.
+    Own(PathBuf),
+}
+
+/// lowkey, to be started and connected to.
+#[derive(Clone, Debug)]
+pub(crate) struct LowkeyContender {
+    pub(crate) place: Place,
+    pub(crate) through: Through,
+}
+
+impl Contender for LowkeyContender {
+    fn name(&self) -> String {
+        match self.through {
+            Through::Unary => "lowkey".to_owned(),
+            Through::Session => "lowkey session".to_owned(),
+        }
+    }
+
+    fn sits_out(&self, workload: Workload, nodes: usize) -> Option<String> {
+        match (workload, &self.place) {
+            (Workload::Outage, Place::Running(_)) => {
+                Some("it kills a node, and only those that it started itself".to_owned())
+            }
+            (Workload::Scale | Workload::Churn, Place::Running(_)) => {
+                Some("it looks at the memory of a node, and only of those that it started itself".to_owned())
+            }
+            (Workload::Outage, Place::Own(_)) if nodes < 3 => {
+                Some(format!("{nodes} of {nodes} nodes would be gone; it needs --nodes 3"))
+            }
+            _ => None,
+        }
+    }
+
+    fn start(&self, starter: &Starter, nodes: usize) -> Result<Cluster, Problem> {
+        let program = match &self.place {
+            Place::Running(endpoints) => return Ok(Cluster::running(endpoints.clone())),
+            Place::Own(program) => program,
+        };
+        let mut cluster = Cluster::new(starter, "lowkey")?;
+        let mut first_node: Option<String> = None;
+        for number in 1..=nodes {
+            let name = format!("node-{number}");
+            let [raft, grpc, http] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+            let mut command = (starter.command)(program);
+            command.args(["server", "--log", "warn", "--node-id", &name]);
+            command.arg("--data-dir").arg(cluster.folder().join(&name));
+            command.args(["--raft-addr", &raft, "--grpc-addr", &grpc, "--http-addr", &http]);
+            match &first_node {
+                None => command.arg("--bootstrap"),
+                Some(first) => command.args(["--join", first.as_str()]),
+            };
+            // What is set for other nodes of this machine is not meant for these.
+            for (key, _) in
+                std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LOWKEY_"))
+            {
+                command.env_remove(key);
+            }
+            cluster.add(&name, format!("http://{grpc}"), command)?;
+            first_node.get_or_insert(grpc);
+        }
+        Ok(cluster)
+    }
+
+    fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> Answer<'_, Box<dyn System>> {
+        let through = self.through;
+        async move {
+            let system = Lowkey::connect(cluster, through, connections).await?;
+            Ok(Box::new(system) as Box<dyn System>)
+        }
+        .boxed()
+    }
+}
+
+/// A cluster of lowkey that is up.
+pub struct Lowkey {
+    cluster: Arc<Cluster>,
+    through: Through,
+    connections: usize,
+    nodes: usize,
+    /// For questions about the cluster.
+    client: Client,
+    channels: Mutex<HashMap<usize, Vec<Channel>>>,
+    clients: tokio::sync::Mutex<HashMap<usize, Client>>,
+}
+
+impl Lowkey {
+    async fn connect(cluster: Arc<Cluster>, through: Through, connections: usize) -> Result<Self, Problem> {
+        let client = tokio::select! {
+            connected = Client::builder(cluster.addresses()).connect_timeout(PATIENCE).connect() => {
+                connected.map_err(|error| from_sdk(&error))?
+            }
+            problem = ended(&cluster) => return Err(problem),
+        };
+        let (channels, clients) = Default::default();
+        let connections = connections.max(1);
+        let mut lowkey = Self { cluster, through, connections, nodes: 0, client, channels, clients };
+        lowkey.wait_whole().await?;
+        lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
+        Ok(lowkey)
+    }
+
+    async fn wait_whole(&self) -> Result<(), Problem> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_whole().await? {
+            self.cluster.check()?;
+            if Instant::now() >= deadline {
+                return Err(Problem::failed(format!(
+                    "the nodes of lowkey did not come together in {PATIENCE:?}; is the machine very busy?"
+                )));
+            }
+            sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// How the cluster sees itself.
+    pub(crate) async fn status(&self) -> Result<GetStatusResponse, Problem> {
+        self.client.status().await.map_err(|error| from_sdk(&error))
+    }
+
+    /// For questions about the cluster.
+    pub(crate) fn sdk(&self) -> &Client {
+        &self.client
+    }
+
+    /// A new client of the SDK, with a connection of its own.
+    pub(crate) async fn new_sdk_client(&self) -> Result<Client, Problem> {
+        let builder = Client::builder(self.cluster.addresses()).connect_timeout(PATIENCE);
+        builder.call_timeout(PATIENCE).connect().await.map_err(|error| from_sdk(&error))
+    }
+
+    /// One of the connections that clients share: a channel to each node, the leader's first.
+    pub(crate) async fn channels(&self, number: usize) -> Result<Vec<Channel>, Problem> {
+        let slot = number % self.connections;
+        if let Some(channels) = self.lock_channels().get(&slot) {
+            return Ok(channels.clone());
+        }
+        let leader = self.status().await?.leader_address;
+        let mut addresses = self.cluster.addresses().to_vec();
+        addresses.sort_by_key(|address| !address.ends_with(&format!("//{leader}")));
+        let channels: Vec<Channel> = addresses
+            .iter()
+            .map(|address| {
+                let endpoint = Endpoint::from_shared(address.clone());
+                endpoint.map(|endpoint| endpoint.connect_lazy())
+            })
+            .collect::<Result<_, _>>()
+            .map_err(|error| Problem::failed(format!("{} has no good URL: {error}", addresses.join(","))))?;
+        Ok(self.lock_channels().entry(slot).or_insert(channels).clone())
+    }
+
+    fn lock_channels(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Vec<Channel>>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn shared_sdk_client(&self, number: usize) -> Result<Client, Problem> {
+        let slot = number % self.connections;
+        let mut clients = self.clients.lock().await;
+        if let Some(client) = clients.get(&slot) {
+            return Ok(client.clone());
+        }
+        let client = self.new_sdk_client().await?;
+        clients.insert(slot, client.clone());
+        Ok(client)
+    }
+}
+
+impl System for Lowkey {
+    fn client(&self, number: usize) -> Answer<'_, Box<dyn LockClient>> {
+        async move {
+            let client: Box<dyn LockClient> = match self.through {
+                Through::Unary => {
+                    Box::new(unary::UnaryClient::new(self.channels(number).await?, LONG_TTL).await?)
+                }
+                Through::Session => {
+                    Box::new(sdk::SdkClient::new(self.shared_sdk_client(number).await?, LONG_TTL).await?)
+                }
+            };
+            Ok(client)
+        }
+        .boxed()
+    }
+
+    fn persistent_client(&self) -> Answer<'_, Box<dyn LockClient>> {
+        async move {
+            let client = sdk::SdkClient::new(self.new_sdk_client().await?, LONG_TTL).await?;
+            Ok(Box::new(client) as Box<dyn LockClient>)
+        }
+        .boxed()
+    }
+
+    fn count_held<'a>(&'a self, prefix: &'a str) -> Answer<'a, usize> {
+        async move {
+            let (locks, _) = self.client.locks(prefix).await.map_err(|error| from_sdk(&error))?;
+            Ok(locks.iter().filter(|lock| !lock.holders.is_empty()).count())
+        }
+        .boxed()
+    }
+
+    fn leader(&self) -> Answer<'_, Option<String>> {
+        async move {
+            if self.cluster.is_foreign() {
+                return Ok(None);
+            }
+            Ok(Some(self.status().await?.leader_id).filter(|leader| !leader.is_empty()))
+        }
+        .boxed()
+    }
+
+    fn is_whole(&self) -> Answer<'_, bool> {
+        async move {
+            let status = self.status().await?;
+            if self.cluster.is_foreign() {
+                return Ok(!status.leader_id.is_empty());
+            }
+            let nodes = self.cluster.addresses().len();
+            let is_up_to_date = status.members.iter().all(|member| member.reachable && member.lag <= LAG_MAX);
+            let size = usize::try_from(status.cluster_size).unwrap_or_default();
+            Ok(status.is_leader && size == nodes && (nodes == 1 || is_up_to_date))
+        }
+        .boxed()
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    fn lowkey(&self) -> Option<&Lowkey> {
+        Some(self)
+    }
+}
+
+/// Resolves when a process ended that should not have.
+async fn ended(cluster: &Cluster) -> Problem {
+    loop {
+        if let Err(problem) = cluster.check() {
+            return problem;
+        }
+        sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// What an error of the SDK means for a run.
+pub(crate) fn from_sdk(error: &lowkey_client::Error) -> Problem {
+    Problem::failed(format!("lowkey: {error}"))
+}

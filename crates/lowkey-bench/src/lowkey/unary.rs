@@ -1,0 +1,201 @@
+//! A client of lowkey by single gRPC calls, as one writes it without the SDK: each call has a request id, and is made
+//! again at another node when there was no answer.
+
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::{AcquireLockRequest, CreateLeaseRequest, ReleaseLockRequest, RevokeLeaseRequest};
+use lowkey_api::{ApiError, Reason};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use super::PATIENCE;
+use crate::system::{Answer, Held, LockClient, Problem};
+
+/// How long to wait before a call is made again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+pub(super) struct UnaryClient {
+    calls: Calls,
+    owner: String,
+    /// Its own, then those that it made in order to hold something.
+    leases: Vec<u64>,
+    held: Option<(String, u64)>,
+    made: u64,
+}
+
+/// Makes calls at one node until it does not answer, then at the next.
+struct Calls {
+    nodes: Vec<LockServiceClient<Channel>>,
+    at: usize,
+}
+
+impl Calls {
+    async fn call<Q, R, F>(
+        &mut self,
+        request: Q,
+        wait: Duration,
+        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
+    ) -> Result<R, Problem>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let deadline = Instant::now() + PATIENCE + wait;
+        loop {
+            let node = self.nodes[self.at].clone();
+            let status = match timeout(PATIENCE + wait, ask(node, request.clone())).await {
+                Ok(Ok(response)) => return Ok(response.into_inner()),
+                Ok(Err(status)) => status,
+                Err(_) => Status::unavailable("no answer in time"),
+            };
+            let error = ApiError::from_status(&status);
+            // What is not a refusal of the service is a trouble of the connection.
+            let is_retryable = error.as_ref().is_none_or(ApiError::is_retryable);
+            if !is_retryable || Instant::now() >= deadline {
+                return Err(judged(error.as_ref(), &status));
+            }
+            self.at = (self.at + 1) % self.nodes.len();
+            sleep(AGAIN).await;
+        }
+    }
+}
+
+impl UnaryClient {
+    pub(super) async fn new(channels: Vec<Channel>, ttl: Duration) -> Result<Self, Problem> {
+        let nodes = channels.into_iter().map(LockServiceClient::new).collect();
+        let owner = format!("bench-{}", tag());
+        let mut client =
+            Self { calls: Calls { nodes, at: 0 }, owner, leases: Vec::new(), held: None, made: 0 };
+        let request = CreateLeaseRequest {
+            owner_id: client.owner.clone(),
+            ttl_seconds: seconds(ttl),
+            request_id: client.request_id(),
+        };
+        let made = client.calls.call(request, Duration::ZERO, |mut node, request| async move {
+            node.create_lease(request).await
+        });
+        let lease_id = made.await?.lease_id;
+        client.leases.push(lease_id);
+        Ok(client)
+    }
+
+    fn request_id(&mut self) -> String {
+        self.made += 1;
+        format!("{}-{}", self.owner, self.made)
+    }
+}
+
+impl LockClient for UnaryClient {
+    fn acquire<'a>(&'a mut self, lock: &'a str, wait: Duration) -> Answer<'a, Option<u64>> {
+        async move {
+            let request = AcquireLockRequest {
+                lock_name: lock.to_owned(),
+                owner_id: self.owner.clone(),
+                lease_id: self.leases[0],
+                wait_ms: i64::try_from(wait.as_millis()).unwrap_or(i64::MAX),
+                request_id: self.request_id(),
+                ..AcquireLockRequest::default()
+            };
+            let granted = self
+                .calls
+                .call(request, wait, |mut node, request| async move { node.acquire_lock(request).await })
+                .await?;
+            self.held = Some((lock.to_owned(), granted.fencing_token));
+            Ok(Some(granted.fencing_token))
+        }
+        .boxed()
+    }
+
+    fn release(&mut self) -> Answer<'_, ()> {
+        async move {
+            let Some((lock_name, fencing_token)) = self.held.take() else { return Ok(()) };
+            let request = ReleaseLockRequest {
+                lock_name,
+                lease_id: self.leases[0],
+                fencing_token,
+                request_id: self.request_id(),
+                ..ReleaseLockRequest::default()
+            };
+            let released = self.calls.call(request, Duration::ZERO, |mut node, request| async move {
+                node.release_lock(request).await
+            });
+            released.await.map(|_| ())
+        }
+        .boxed()
+    }
+
+    fn hold<'a>(&'a mut self, lock: &'a str, ttl: Duration) -> Answer<'a, Held> {
+        async move {
+            let request = AcquireLockRequest {
+                lock_name: lock.to_owned(),
+                owner_id: self.owner.clone(),
+                ttl_seconds: seconds(ttl),
+                request_id: self.request_id(),
+                ..AcquireLockRequest::default()
+            };
+            let granted =
+                self.calls
+                    .call(request, Duration::ZERO, |mut node, request| async move {
+                        node.acquire_lock(request).await
+                    })
+                    .await?;
+            self.leases.push(granted.lease_id);
+            Ok(Held { token: Some(granted.fencing_token), lease: Some(granted.lease_id) })
+        }
+        .boxed()
+    }
+
+    fn close(mut self: Box<Self>) -> Answer<'static, ()> {
+        async move {
+            for lease_id in std::mem::take(&mut self.leases) {
+                let (owner_id, request_id) = (self.owner.clone(), self.request_id());
+                let request = RevokeLeaseRequest { lease_id, owner_id, request_id };
+                let revoked = self.calls.call(request, Duration::ZERO, |mut node, request| async move {
+                    node.revoke_lease(request).await
+                });
+                revoked.await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+/// Nobody else uses these locks, and their leases are far from their end: if one is said to be gone, then what was
+/// acknowledged has been lost.
+fn judged(error: Option<&ApiError>, status: &Status) -> Problem {
+    match error {
+        Some(error) if means_loss(error.reason) || error.reason == Reason::LockHeld => {
+            Problem::wrong(format!("lowkey: {}", error.message))
+        }
+        _ => Problem::failed(format!("lowkey: {}", status.message())),
+    }
+}
+
+pub(super) fn means_loss(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::LeaseNotFound
+            | Reason::LockNotFound
+            | Reason::NotOwner
+            | Reason::StaleToken
+            | Reason::AlreadyHeld
+    )
+}
+
+fn seconds(ttl: Duration) -> i64 {
+    i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Something that nobody else is called.
+pub(crate) fn tag() -> String {
+    let mut bytes = [0; 8];
+    // Without chance there is still the process: good enough for a name.
+    if getrandom::fill(&mut bytes).is_err() {
+        bytes = u64::from(std::process::id()).to_le_bytes();
+    }
+    format!("{:016x}", u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,71 @@
+//! `seq`, `par`: clients with a lock each, pair after pair. And the same at a fixed rate, beside something else.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::{Arena, Clients, close, together};
+use crate::pace::Pace;
+use crate::recorder::Recorder;
+use crate::referee::Referee;
+use crate::system::{LockClient, Problem};
+
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+    let clients = arena.clients(arena.size).await?;
+    let pace = Pace::new(arena.sizes.rate);
+    let crew = crew(arena, clients, &pace);
+    close(arena.timed(&pace, crew).await?).await
+}
+
+pub(super) fn crew(
+    arena: &Arena<'_>,
+    clients: Clients,
+    pace: &Arc<Pace>,
+) -> JoinSet<Result<Box<dyn LockClient>, Problem>> {
+    let mut crew = JoinSet::new();
+    for (number, client) in clients.into_iter().enumerate() {
+        let referee = Referee::new(format!("{}/own-{number}", arena.prefix));
+        crew.spawn(pairs(client, referee, Arc::clone(pace), Arc::clone(arena.recorder)));
+    }
+    crew
+}
+
+async fn pairs(
+    mut client: Box<dyn LockClient>,
+    referee: Referee,
+    pace: Arc<Pace>,
+    recorder: Arc<Recorder>,
+) -> Result<Box<dyn LockClient>, Problem> {
+    while let Some(due) = pace.turn().await {
+        let token = client.acquire(referee.lock(), Duration::ZERO).await?;
+        recorder.took("acquire", due.elapsed());
+        referee.granted(token)?;
+        referee.releasing();
+        let sent = Instant::now();
+        client.release().await?;
+        recorder.took("release", sent.elapsed());
+    }
+    Ok(client)
+}
+
+/// Pairs at a fixed rate while something else is done.
+pub(super) struct Beside {
+    pace: Arc<Pace>,
+    crew: JoinSet<Result<Box<dyn LockClient>, Problem>>,
+}
+
+impl Beside {
+    pub(super) async fn start(arena: &Arena<'_>) -> Result<Self, Problem> {
+        let clients = arena.clients(arena.sizes.par_clients).await?;
+        let pace = Pace::new(Some(arena.sizes.pairs_beside));
+        let crew = crew(arena, clients, &pace);
+        Ok(Self { pace, crew })
+    }
+
+    /// Ends it; an error if anything was wrong.
+    pub(super) async fn stop(self) -> Result<(), Problem> {
+        self.pace.stop();
+        close(together(self.crew).await?).await
+    }
+}

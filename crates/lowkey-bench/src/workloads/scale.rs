@@ -1,0 +1,156 @@
+//! `scale`: pairs while very many other locks are held. What a pair costs must not depend on how many there are, and what
+//! is given back must leave nothing behind.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tonic::transport::Channel;
+
+use super::pairs::crew;
+use super::{Arena, BYTES_PER_MB, close, leader_memory, together};
+use crate::lowkey::{Conversation, renew_all};
+use crate::pace::Pace;
+use crate::system::Problem;
+
+/// Conversations that take the locks to be held, side by side.
+const FILLERS: usize = 8;
+const LOCKS_A_LEASE: usize = 1_000;
+const TTL: Duration = Duration::from_secs(600);
+const RENEWED_EVERY: Duration = Duration::from_secs(60);
+/// Pairs before anything is held: what a node needs for work as such is not memory for locks.
+const SETTLING: Duration = Duration::from_secs(1);
+/// How long the leader may take to know of what it has acknowledged.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The leases that hold the locks; whoever made one ends it.
+#[derive(Default)]
+struct Fill {
+    next: AtomicUsize,
+    held: AtomicUsize,
+    leases: Mutex<Vec<u64>>,
+}
+
+type Filler = (Conversation, Vec<u64>);
+
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+    let fill = Arc::new(Fill::default());
+    let channel = arena.lowkey()?.channels(0).await?.swap_remove(0);
+    let fillers = tokio::select! {
+        fillers = measure(arena, &fill) => fillers?,
+        problem = keep(channel, &fill) => return Err(problem),
+    };
+    release_all(fillers).await?;
+    wait_for_locks(arena, 0).await?;
+    if let Some(bytes) = leader_memory(arena).await? {
+        arena.recorder.figure("memory, all released", bytes as f64 / BYTES_PER_MB, "MB");
+    }
+    Ok(())
+}
+
+async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Problem> {
+    let mut clients = arena.clients(arena.sizes.par_clients).await?;
+    let pace = Pace::new(None);
+    let settling = crew(arena, clients, &pace);
+    sleep(SETTLING.min(arena.time)).await;
+    pace.stop();
+    clients = together(settling).await?;
+    let before = leader_memory(arena).await?;
+
+    let begun = Instant::now();
+    let fillers = hold_many(arena, fill).await?;
+    arena.recorder.figure("time to take them", begun.elapsed().as_secs_f64(), "s");
+    wait_for_locks(arena, arena.size).await?;
+    if let (Some(before), Some(after)) = (before, leader_memory(arena).await?) {
+        arena.recorder.figure("leader's memory", after as f64 / BYTES_PER_MB, "MB");
+        let each = after.saturating_sub(before) as f64 / arena.size as f64;
+        arena.recorder.figure("memory a held lock", each, "bytes");
+    }
+
+    let pace = Pace::new(arena.sizes.rate);
+    let crew = crew(arena, clients, &pace);
+    close(arena.timed(&pace, crew).await?).await?;
+    Ok(fillers)
+}
+
+/// As many locks as are to be held, by many leases, as fast as some conversations can.
+async fn hold_many(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Problem> {
+    let mut crew = JoinSet::new();
+    for number in 0..FILLERS {
+        let channel = arena.lowkey()?.channels(number).await?.swap_remove(0);
+        crew.spawn(hold_some(channel, Arc::clone(fill), arena.prefix.clone(), arena.size));
+    }
+    let watching = async {
+        loop {
+            arena.progress.done(fill.held.load(Ordering::Relaxed), arena.size);
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        fillers = together(crew) => fillers,
+        () = watching => Ok(Vec::new()),
+    }
+}
+
+async fn hold_some(
+    channel: Channel,
+    fill: Arc<Fill>,
+    prefix: String,
+    count: usize,
+) -> Result<Filler, Problem> {
+    let mut conversation = Conversation::open(channel).await?;
+    let mut own = Vec::new();
+    loop {
+        let first = fill.next.fetch_add(LOCKS_A_LEASE, Ordering::Relaxed);
+        if first >= count {
+            return Ok((conversation, own));
+        }
+        let lease = conversation.create_lease(TTL).await?;
+        own.push(lease);
+        fill.leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
+        let numbers = first..count.min(first + LOCKS_A_LEASE);
+        let held = numbers.len();
+        conversation.hold_all(lease, numbers.map(|number| format!("{prefix}/held-{number}"))).await?;
+        fill.held.fetch_add(held, Ordering::Relaxed);
+    }
+}
+
+/// Ends the leases, which nobody renews any more.
+async fn release_all(fillers: Vec<Filler>) -> Result<(), Problem> {
+    for (mut conversation, leases) in fillers {
+        for lease in leases {
+            conversation.revoke_lease(lease).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Renews the leases that there are; gives why that went wrong.
+async fn keep(channel: Channel, fill: &Fill) -> Problem {
+    loop {
+        sleep(RENEWED_EVERY).await;
+        let leases = fill.leases.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Err(problem) = renew_all(channel.clone(), &leases).await {
+            return problem;
+        }
+    }
+}
+
+/// The leader says that so many locks are held, and no other.
+pub(super) async fn wait_for_locks(arena: &Arena<'_>, expected: usize) -> Result<(), Problem> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let stats = arena.lowkey()?.status().await?.stats.unwrap_or_default();
+        let found = usize::try_from(stats.locks).unwrap_or_default();
+        if found == expected {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Problem::wrong(format!("{expected} locks should be held, and {found} are")));
+        }
+        sleep(LOOK_INTERVAL).await;
+    }
+}

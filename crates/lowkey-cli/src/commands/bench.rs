@@ -1,0 +1,457 @@
+//! `bench`: load for a cluster, measured and checked. What is done, and how, is in crate `lowkey-bench`; here is what
+//! it looks like.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+#[cfg(feature = "peers")]
+use lowkey_bench::Peer;
+use lowkey_bench::{
+    Contender, Figure, Place, Plan, Problem, Progress, Ratio, Report, Sizes, Skipped, Starter, Summary,
+    Through, Workload, plot, ratios,
+};
+use tokio::time::interval;
+
+use super::interrupts::Interrupts;
+use super::{parse_endpoint, printed, run};
+use crate::exit::{self, Failure};
+use crate::output::{Feed, Table, print_json, say};
+
+/// Turns are not longer than the longest lease.
+const SECONDS_MAX: u64 = 300;
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
+const BAR_WIDTH: usize = 24;
+
+const COLUMNS: &[(&str, usize)] = &[
+    ("SYSTEM", 14),
+    ("WORKLOAD", 8),
+    ("NODES", 5),
+    ("SIZE", 6),
+    ("WHAT", 25),
+    ("COUNT", 10),
+    ("PER SECOND", 10),
+    ("P50 MS", 9),
+    ("P90 MS", 9),
+    ("P99 MS", 9),
+    ("P99.9 MS", 9),
+    ("MAX MS", 9),
+];
+
+const RATIO_COLUMNS: &[&str] =
+    &["SYSTEM", "AGAINST", "WORKLOAD", "NODES", "SIZE", "WHAT", "OURS", "THEIRS", "RATIO", "BETTER"];
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What to do: seq, par, hot, outage, holders, renew, expire, watch [default: all of these]; scale, churn
+    #[arg(value_name = "WORKLOAD", value_parser = parse_workload)]
+    workloads: Vec<Workload>,
+
+    /// Measure this cluster (gRPC URLs of some of its nodes) instead of one that is started for it
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_endpoint, conflicts_with_all = ["nodes", "dir"])]
+    server: Vec<String>,
+
+    /// How many nodes to start, 1 or 3; 1,3 for one after the other
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "3", value_parser = parse_nodes)]
+    nodes: Vec<usize>,
+
+    /// Measure these beside it, in turns, and print the ratios: etcd, zookeeper, redis, postgres
+    #[cfg(feature = "peers")]
+    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = parse_peer, conflicts_with = "server")]
+    against: Vec<Peer>,
+
+    /// The way that requests take: unary gRPC calls, or the SDK's session stream; unary,session for both
+    #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through)]
+    through: Vec<Through>,
+
+    /// How long to measure each system in each workload
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
+    seconds: Option<u64>,
+
+    /// Send so many requests a second whatever becomes of them, and count from when each was due (seq, par, hot)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rate: Option<u32>,
+
+    /// Clients of par, and those that make leases
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    clients: Option<usize>,
+
+    /// Connections that all clients share [default: one for each client]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    connections: Option<usize>,
+
+    /// Leases of holders, renew and expire [default: 50000]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    leases: Option<usize>,
+
+    /// Streams of watch [default: 5000]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    streams: Option<usize>,
+
+    /// How many of these streams watch the same lock [default: 50]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    fan_out: Option<usize>,
+
+    /// Locks that are held in scale, once for each number [default: 1000,10000,100000,1000000]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = parse_count)]
+    held: Vec<usize>,
+
+    /// Locks that are taken and given back in churn [default: 1000000]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
+    names: Option<usize>,
+
+    /// Do a little of everything, to see that it works; the figures mean nothing
+    #[arg(long)]
+    smoke: bool,
+
+    /// Where the nodes keep their data while it lasts: on the disk that is to be measured [default: TMPDIR]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+
+    /// Draw latency by percentile, one line a system
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+
+    /// Print JSON: one object a line for each system in each workload; errors, too
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_workload(text: &str) -> Result<Workload, String> {
+    let names: Vec<&str> = Workload::ALL.iter().map(|workload| workload.name()).collect();
+    Workload::parse(text).ok_or_else(|| format!("must be one of {}", names.join(", ")))
+}
+
+fn parse_nodes(text: &str) -> Result<usize, String> {
+    match text {
+        "1" => Ok(1),
+        "3" => Ok(3),
+        _ => Err("must be 1 or 3".to_owned()),
+    }
+}
+
+fn parse_through(text: &str) -> Result<Through, String> {
+    [Through::Unary, Through::Session]
+        .into_iter()
+        .find(|through| through.name() == text)
+        .ok_or_else(|| "must be unary or session".to_owned())
+}
+
+#[cfg(feature = "peers")]
+fn parse_peer(text: &str) -> Result<Peer, String> {
+    Peer::parse(text).ok_or_else(|| format!("must be one of {}", Peer::ALL.map(Peer::name).join(", ")))
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "must be a whole number above 0".to_owned())
+}
+
+pub(crate) fn bench(args: &BenchArgs) -> ExitCode {
+    // One thread, and the main one: processes that are started end with the thread that started them.
+    let outcome = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
+        .and_then(|runtime| runtime.block_on(measure(args)));
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report(args.json),
+    }
+}
+
+async fn measure(args: &BenchArgs) -> Result<u8, Failure> {
+    // Before there is anything to leave behind.
+    let mut interrupts = Interrupts::listen()?;
+    let (plan, progress) = (args.plan()?, Arc::new(Progress::default()));
+    let mut output = Output::start(args)?;
+    let bar = Bar::new(&progress);
+    let outcome = tokio::select! {
+        outcome = lowkey_bench::run(&plan, &progress, |reports, skipped| output.take(&bar, reports, skipped)) => outcome,
+        () = bar.draw() => Ok(()),
+        code = interrupts.next() => {
+            bar.clear();
+            return Ok(code);
+        }
+    };
+    bar.clear();
+    outcome.map_err(|problem| failure(&problem))?;
+    output.end(args)
+}
+
+fn failure(problem: &Problem) -> Failure {
+    match problem {
+        Problem::Wrong(_) => {
+            Failure::new(exit::NO, format!("{problem}; please report this, with the command line"))
+        }
+        Problem::Failed(_) => Failure::new(exit::NO_SERVICE, problem.to_string()),
+    }
+}
+
+impl BenchArgs {
+    fn plan(&self) -> Result<Plan, Failure> {
+        let workloads =
+            if self.workloads.is_empty() { Workload::by_default() } else { self.workloads.clone() };
+        let place = if self.server.is_empty() {
+            Place::Own(std::env::current_exe().map_err(|error| {
+                Failure::new(
+                    exit::NO_SERVICE,
+                    format!("cannot find the program to start nodes with: {error}"),
+                )
+            })?)
+        } else {
+            Place::Running(self.server.clone())
+        };
+        // What is running has as many nodes as it has.
+        let nodes = if self.server.is_empty() { self.nodes.clone() } else { vec![self.server.len()] };
+        Ok(Plan {
+            workloads,
+            sizes: self.sizes(),
+            nodes,
+            place,
+            through: self.through.clone(),
+            others: self.others(),
+            connections: self.connections,
+            starter: starter(self.dir.clone().unwrap_or_else(std::env::temp_dir)),
+        })
+    }
+
+    /// Those to be measured beside lowkey that are installed.
+    #[cfg(feature = "peers")]
+    fn others(&self) -> Vec<Arc<dyn Contender>> {
+        let mut others = Vec::new();
+        for peer in &self.against {
+            match peer.contenders() {
+                Some(contenders) => others.extend(contenders),
+                None => {
+                    let (name, package) = (peer.name(), peer.package());
+                    say(&format!(
+                        "lowkey: {name} sits out: it is not installed; Debian's package is {package}"
+                    ));
+                }
+            }
+        }
+        others
+    }
+
+    #[cfg(not(feature = "peers"))]
+    fn others(&self) -> Vec<Arc<dyn Contender>> {
+        Vec::new()
+    }
+
+    fn sizes(&self) -> Sizes {
+        let mut sizes = if self.smoke { Sizes::smoke() } else { Sizes::full() };
+        if let Some(seconds) = self.seconds {
+            sizes.measured = Duration::from_secs(seconds);
+        }
+        sizes.rate = self.rate.map(f64::from);
+        if let Some(clients) = self.clients {
+            sizes.par_clients = clients;
+        }
+        sizes.leases = self.leases.unwrap_or(sizes.leases);
+        sizes.streams = self.streams.unwrap_or(sizes.streams);
+        if !self.held.is_empty() {
+            sizes.held = self.held.clone();
+        }
+        sizes.names = self.names.unwrap_or(sizes.names);
+        sizes.fan_out = self.fan_out.unwrap_or(sizes.fan_out);
+        sizes
+    }
+}
+
+/// Starts processes in such a way that they do not outlive this one, whatever ends it.
+fn starter(folder: PathBuf) -> Starter {
+    let command = |program: &Path| {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("lowkey").args(run::launcher_args(false)).arg(program);
+        command
+    };
+    Starter { command: Arc::new(command), folder }
+}
+
+/// What is printed while it goes on, and at the end.
+struct Output {
+    feed: Option<Feed>,
+    reports: Vec<Report>,
+    skipped: Vec<Skipped>,
+    outcome: io::Result<()>,
+}
+
+impl Output {
+    fn start(args: &BenchArgs) -> Result<Self, Failure> {
+        let feed = match args.json {
+            true => None,
+            false => Some(
+                Feed::start(COLUMNS)
+                    .map_err(|error| Failure::new(exit::NO, format!("cannot write the output: {error}")))?,
+            ),
+        };
+        Ok(Self { feed, reports: Vec::new(), skipped: Vec::new(), outcome: Ok(()) })
+    }
+
+    fn take(&mut self, bar: &Bar<'_>, reports: Vec<Report>, skipped: Vec<Skipped>) {
+        bar.clear();
+        for skipped in skipped {
+            // What holds for several sizes is said once.
+            if !self.skipped.contains(&skipped) {
+                let Skipped { system, workload, reason } = &skipped;
+                say(&format!("lowkey: {workload}: {system} sits out: {reason}"));
+                self.skipped.push(skipped);
+            }
+        }
+        for report in &reports {
+            if self.outcome.is_ok() {
+                self.outcome = match &self.feed {
+                    Some(feed) => print_report(feed, report),
+                    None => print_json(report),
+                };
+            }
+        }
+        self.reports.extend(reports);
+    }
+
+    fn end(mut self, args: &BenchArgs) -> Result<u8, Failure> {
+        if self.outcome.is_ok() {
+            self.outcome = print_ratios(&ratios(&self.reports), args.json);
+        }
+        if let Some(path) = &args.plot {
+            std::fs::write(path, plot(&self.reports)).map_err(|error| {
+                Failure::new(exit::NO, format!("cannot write {}: {error}", path.display()))
+            })?;
+        }
+        printed(self.outcome)
+    }
+}
+
+fn print_report(feed: &Feed, report: &Report) -> io::Result<()> {
+    let begin = |what: &str| {
+        [
+            report.system.clone(),
+            report.workload.to_owned(),
+            report.nodes.to_string(),
+            report.size.to_string(),
+            what.to_owned(),
+        ]
+    };
+    for Summary { operation, count, per_second, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } in
+        &report.operations
+    {
+        let rest = [
+            count.to_string(),
+            format!("{per_second:.0}"),
+            format!("{p50_ms:.3}"),
+            format!("{p90_ms:.3}"),
+            format!("{p99_ms:.3}"),
+            format!("{p999_ms:.3}"),
+            format!("{max_ms:.3}"),
+        ];
+        feed.row(begin(operation).into_iter().chain(rest))?;
+    }
+    for Figure { name, value, unit } in &report.figures {
+        let digits = if value.fract() == 0.0 { 0 } else { 2 };
+        feed.row(begin(name).into_iter().chain([format!("{value:.digits$} {unit}").trim_end().to_owned()]))?;
+    }
+    Ok(())
+}
+
+/// How lowkey compares with others of the same run: each ratio is its figure divided by theirs.
+fn print_ratios(ratios: &[Ratio], as_json: bool) -> io::Result<()> {
+    if as_json {
+        return ratios.iter().try_for_each(print_json);
+    }
+    if ratios.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(RATIO_COLUMNS);
+    for ratio in ratios {
+        let figure = |value: f64| format!("{} {}", rounded(value), ratio.unit);
+        table.row([
+            ratio.system.clone(),
+            ratio.against.clone(),
+            ratio.workload.to_owned(),
+            ratio.nodes.to_string(),
+            ratio.size.to_string(),
+            ratio.what.to_owned(),
+            figure(ratio.ours),
+            figure(ratio.theirs),
+            format!("{:.2}", ratio.ratio),
+            if ratio.is_more_better { "more" } else { "less" }.to_owned(),
+        ]);
+    }
+    if io::stdout().is_terminal() {
+        writeln!(io::stdout())?;
+    }
+    table.print()
+}
+
+/// To about three digits.
+fn rounded(value: f64) -> String {
+    let digits = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        3
+    };
+    format!("{value:.digits$}")
+}
+
+/// How far it has come, in one line of a terminal that is drawn over and over.
+struct Bar<'a> {
+    progress: &'a Progress,
+    is_terminal: bool,
+}
+
+impl<'a> Bar<'a> {
+    fn new(progress: &'a Progress) -> Self {
+        Self { progress, is_terminal: io::stderr().is_terminal() }
+    }
+
+    /// Never resolves.
+    async fn draw(&self) {
+        let mut ticks = interval(DRAW_INTERVAL);
+        loop {
+            ticks.tick().await;
+            let glance = self.progress.glance();
+            let share = glance.share.unwrap_or_default();
+            let done = (share * BAR_WIDTH as f64).round() as usize;
+            let bar = format!("{}{}", "█".repeat(done), "░".repeat(BAR_WIDTH - done));
+            self.write(&format!("\r\x1b[2K{bar} {:3.0} %  {}", share * 100.0, glance.stage));
+        }
+    }
+
+    fn clear(&self) {
+        self.write("\r\x1b[2K");
+    }
+
+    fn write(&self, text: &str) {
+        if self.is_terminal {
+            // Nobody misses it.
+            let _ = io::stderr().lock().write_all(text.as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "peers")]
+    fn whom_to_measure_against_is_told_by_name() {
+        assert_eq!(parse_peer("etcd"), Ok(Peer::Etcd));
+        assert_eq!(parse_peer("consul").unwrap_err(), "must be one of etcd, zookeeper, redis, postgres");
+    }
+
+    #[test]
+    fn workloads_are_told_by_name() {
+        assert_eq!(parse_workload("par"), Ok(Workload::Par));
+        assert_eq!(
+            parse_workload("fast").unwrap_err(),
+            "must be one of seq, par, hot, outage, holders, renew, expire, watch, scale, churn"
+        );
+    }
+}
