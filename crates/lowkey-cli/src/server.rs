@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -105,7 +106,12 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
         return complain(&problem, EXIT_USAGE);
     }
     raise_file_limit();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    // The replica thread has a core to itself. Were there as many workers as cores, they would wake each other for
+    // work that one of them could do.
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let workers = cores.saturating_sub(1).max(1);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return complain(&format!("cannot start the runtime: {error}"), EXIT_FAILED),
     };
