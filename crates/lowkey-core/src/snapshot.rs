@@ -380,7 +380,7 @@ impl State {
             since_unix_ms: proto.since_unix_ms,
             request: RequestId::parse(&proto.request)?,
         };
-        self.paths.hold(&name, lease_id, token, grant.mode, grant.scope);
+        self.paths.hold(&name, lease_id, grant.mode, grant.scope);
         // One stands for all who share it.
         if let Some(other) = self.locks.get(&name).and_then(|lock| lock.holders.iter().next())
             && [other.mode, grant.mode] != [Mode::Shared; 2]
