@@ -87,11 +87,23 @@ impl<K: Key> Default for Recent<K> {
 
 impl<K: Key> Recent<K> {
     pub(crate) fn get(&self, key: &K) -> Option<&Remembered> {
-        let found = match &self.index {
+        self.find(key).map(|(_, remembered)| remembered)
+    }
+
+    /// The same key as it is kept here.
+    pub(crate) fn known(&self, key: &K) -> Option<&K> {
+        self.find(key).map(|(known, _)| known)
+    }
+
+    fn find(&self, key: &K) -> Option<&(K, Remembered)> {
+        match &self.index {
             None => self.kept.iter().find(|(known, _)| known == key),
             Some(index) => self.kept.get((index.numbers.get(key)? - index.oldest) as usize),
-        };
-        found.map(|(_, remembered)| remembered)
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.kept.len()
     }
 
     /// Remembers a request that just had its effect. It must not be known yet.
@@ -155,7 +167,7 @@ mod tests {
         for number in 0..REQUESTS_PER_LEASE_KEPT + 9 {
             recent.insert(key(number), remembered(number));
             let kept = (number + 1).saturating_sub(REQUESTS_PER_LEASE_KEPT)..number + 1;
-            assert_eq!(recent.kept.len(), kept.len());
+            assert_eq!(recent.len(), kept.len());
             for asked in 0..=number + 1 {
                 let expected = kept.contains(&asked).then(|| remembered(asked));
                 assert_eq!(recent.get(&key(asked)), expected.as_ref(), "request {asked} after {number}");
