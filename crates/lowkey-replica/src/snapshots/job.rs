@@ -66,7 +66,7 @@ impl SnapshotJob {
         let mut state = read_state(&parts)?;
         drop(parts);
         for entry in self.entries.iter() {
-            replay(&mut state, entry)?;
+            replay(&mut state, &entry)?;
         }
         let index = self.metadata.index;
         if state.revision() != index {
