@@ -5,11 +5,10 @@
 //! common. Names are covered by path: a subtree covers its own name and all below it, `a` covers
 //! `a/b` and not `ab`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::BTreeMap;
 
 use crate::mutants;
-use crate::name::{LeaseId, LockName, Ticket, Token};
+use crate::name::{LeaseId, LockName, Ticket};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,41 +48,109 @@ impl Claim {
     }
 }
 
-/// Holds of several leases, each known by its token.
+/// How many holds leases have somewhere, by mode. Below most paths one lease holds something, and there are
+/// many paths: that case takes no room of its own.
+///
+/// Invariants: no count is 0; `Several` has more than one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Holds {
-    exclusive: BTreeSet<(LeaseId, Token)>,
-    shared: BTreeSet<(LeaseId, Token)>,
+enum Holds {
+    #[default]
+    None,
+    One {
+        lease: LeaseId,
+        mode: Mode,
+        count: u32,
+    },
+    Several(Box<Counts>),
 }
 
-impl Holds {
-    fn of(&mut self, mode: Mode) -> &mut BTreeSet<(LeaseId, Token)> {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    exclusive: BTreeMap<LeaseId, u32>,
+    shared: BTreeMap<LeaseId, u32>,
+}
+
+impl Counts {
+    fn of(&mut self, mode: Mode) -> &mut BTreeMap<LeaseId, u32> {
         match mode {
             Mode::Exclusive => &mut self.exclusive,
             Mode::Shared => &mut self.shared,
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.exclusive.is_empty() && self.shared.is_empty()
+    fn add(&mut self, lease: LeaseId, mode: Mode, count: u32) {
+        *self.of(mode).entry(lease).or_default() += count;
+    }
+
+    /// The only one that there is.
+    fn only(&self) -> Option<Holds> {
+        let (of_mode, mode) = match (self.exclusive.len(), self.shared.len()) {
+            (1, 0) => (&self.exclusive, Mode::Exclusive),
+            (0, 1) => (&self.shared, Mode::Shared),
+            _ => return None,
+        };
+        of_mode.first_key_value().map(|(lease, count)| Holds::One { lease: *lease, mode, count: *count })
+    }
+}
+
+impl Holds {
+    fn add(&mut self, lease: LeaseId, mode: Mode) {
+        match self {
+            Self::None => *self = Self::One { lease, mode, count: 1 },
+            Self::One { lease: one, mode: its_mode, count } if (*one, *its_mode) == (lease, mode) => {
+                *count += 1;
+            }
+            Self::One { lease: one, mode: its_mode, count } => {
+                let mut counts = Box::<Counts>::default();
+                counts.add(*one, *its_mode, *count);
+                counts.add(lease, mode, 1);
+                *self = Self::Several(counts);
+            }
+            Self::Several(counts) => counts.add(lease, mode, 1),
+        }
+    }
+
+    /// Takes off one that was added.
+    fn take(&mut self, lease: LeaseId, mode: Mode) {
+        match self {
+            Self::One { lease: one, mode: its_mode, count } if (*one, *its_mode) == (lease, mode) => {
+                *count -= 1;
+                if *count == 0 {
+                    *self = Self::None;
+                }
+            }
+            Self::Several(counts) => {
+                let of_mode = counts.of(mode);
+                let count = of_mode.get_mut(&lease).expect("a hold that ends was counted");
+                *count -= 1;
+                if *count == 0 {
+                    of_mode.remove(&lease);
+                    if let Some(only) = counts.only() {
+                        *self = only;
+                    }
+                }
+            }
+            Self::None | Self::One { .. } => unreachable!("a hold that ends was counted"),
+        }
+    }
+
+    fn is_none(&self) -> bool {
+        *self == Self::None
     }
 
     /// A lease whose hold conflicts with the claim.
     fn rival(&self, claim: &Claim) -> Option<LeaseId> {
-        let other = |holds: &BTreeSet<(LeaseId, Token)>| {
-            let (first, _) = holds.first()?;
-            match claim.lease {
-                Some(own) if own == *first => {
-                    let behind = (Bound::Excluded((own, Token(u64::MAX))), Bound::Unbounded);
-                    holds.range(behind).next().map(|(lease, _)| *lease)
-                }
-                _ => Some(*first),
-            }
+        let other = |of_mode: &BTreeMap<LeaseId, u32>| {
+            of_mode.keys().copied().find(|lease| claim.lease != Some(*lease))
         };
-        other(&self.exclusive).or_else(|| match claim.mode {
-            Mode::Exclusive => other(&self.shared),
-            Mode::Shared => None,
-        })
+        match self {
+            Self::None => None,
+            Self::One { lease, mode, .. } => Some(*lease).filter(|lease| claim.conflicts_with(*lease, *mode)),
+            Self::Several(counts) => other(&counts.exclusive).or_else(|| match claim.mode {
+                Mode::Exclusive => other(&counts.shared),
+                Mode::Shared => None,
+            }),
+        }
     }
 }
 
@@ -154,18 +221,31 @@ pub(crate) struct Paths {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Place {
+    holds_below: Holds,
+    /// Nothing for most places.
+    rare: Option<Box<RareClaims>>,
+}
+
+/// What few places have. Invariant: something.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct RareClaims {
     subtree_holds: Holds,
     subtree_waits: Waits,
-    holds_below: Holds,
     waits_below: Waits,
 }
 
 impl Place {
     fn is_empty(&self) -> bool {
-        self.subtree_holds.is_empty()
-            && self.subtree_waits.is_empty()
-            && self.holds_below.is_empty()
-            && self.waits_below.is_empty()
+        self.holds_below.is_none() && self.rare.is_none()
+    }
+
+    fn change_rare(&mut self, change: impl FnOnce(&mut RareClaims)) {
+        let rare = self.rare.get_or_insert_default();
+        change(rare);
+        let RareClaims { subtree_holds, subtree_waits, waits_below } = &**rare;
+        if subtree_holds.is_none() && subtree_waits.is_empty() && waits_below.is_empty() {
+            self.rare = None;
+        }
     }
 }
 
@@ -179,31 +259,34 @@ pub(crate) enum Found<'a, T> {
 }
 
 impl Paths {
-    pub(crate) fn hold(&mut self, lock: &LockName, lease: LeaseId, token: Token, mode: Mode, scope: Scope) {
-        self.change(lock, scope, |place, below| {
-            let holds = if below { &mut place.holds_below } else { &mut place.subtree_holds };
-            holds.of(mode).insert((lease, token));
+    pub(crate) fn hold(&mut self, lock: &LockName, lease: LeaseId, mode: Mode, scope: Scope) {
+        self.change(lock, scope, |place, is_above| match is_above {
+            true => place.holds_below.add(lease, mode),
+            false => place.change_rare(|rare| rare.subtree_holds.add(lease, mode)),
         });
     }
 
-    pub(crate) fn free(&mut self, lock: &LockName, lease: LeaseId, token: Token, mode: Mode, scope: Scope) {
-        self.change(lock, scope, |place, below| {
-            let holds = if below { &mut place.holds_below } else { &mut place.subtree_holds };
-            holds.of(mode).remove(&(lease, token));
+    pub(crate) fn free(&mut self, lock: &LockName, lease: LeaseId, mode: Mode, scope: Scope) {
+        self.change(lock, scope, |place, is_above| match is_above {
+            true => place.holds_below.take(lease, mode),
+            false => place.change_rare(|rare| rare.subtree_holds.take(lease, mode)),
         });
     }
 
     pub(crate) fn wait(&mut self, lock: &LockName, lease: LeaseId, ticket: Ticket, mode: Mode, scope: Scope) {
-        self.change(lock, scope, |place, below| {
-            let waits = if below { &mut place.waits_below } else { &mut place.subtree_waits };
-            waits.insert(ticket, lease, mode);
-        });
+        self.change_waits(lock, scope, |waits| waits.insert(ticket, lease, mode));
     }
 
     pub(crate) fn leave(&mut self, lock: &LockName, ticket: Ticket, mode: Mode, scope: Scope) {
-        self.change(lock, scope, |place, below| {
-            let waits = if below { &mut place.waits_below } else { &mut place.subtree_waits };
-            waits.remove(ticket, mode);
+        self.change_waits(lock, scope, |waits| waits.remove(ticket, mode));
+    }
+
+    fn change_waits(&mut self, lock: &LockName, scope: Scope, change: impl Fn(&mut Waits)) {
+        self.change(lock, scope, |place, is_above| {
+            place.change_rare(|rare| match is_above {
+                true => change(&mut rare.waits_below),
+                false => change(&mut rare.subtree_waits),
+            });
         });
     }
 
@@ -211,25 +294,34 @@ impl Paths {
     /// `false` its own, if it is a subtree.
     fn change(&mut self, lock: &LockName, scope: Scope, change: impl Fn(&mut Place, bool)) {
         if scope == Scope::Subtree {
-            self.change_place(lock.clone(), |place| change(place, false));
+            self.change_place(lock.as_str(), |place| change(place, false));
         }
         for ancestor in lock.ancestors() {
-            self.change_place(LockName::from_ancestor(ancestor), |place| change(place, true));
+            self.change_place(ancestor, |place| change(place, true));
         }
     }
 
-    fn change_place(&mut self, path: LockName, change: impl FnOnce(&mut Place)) {
-        let place = self.places.entry(path.clone()).or_default();
+    fn change_place(&mut self, path: &str, change: impl FnOnce(&mut Place)) {
+        let Some(place) = self.places.get_mut(path) else {
+            let mut place = Place::default();
+            change(&mut place);
+            self.places.insert(LockName::from_ancestor(path), place);
+            return;
+        };
         change(place);
         if place.is_empty() {
-            self.places.remove(&path);
+            self.places.remove(path);
         }
+    }
+
+    fn rare(&self, path: &str) -> Option<&RareClaims> {
+        self.places.get(path)?.rare.as_deref()
     }
 
     /// A hold at another name that is a rival of the claim.
     pub(crate) fn rival_hold<'a>(&self, claim: &'a Claim) -> Option<Found<'a, LeaseId>> {
         let above = claim.lock.ancestors().find_map(|path| {
-            let lease = self.places.get(path)?.subtree_holds.rival(claim)?;
+            let lease = self.rare(path)?.subtree_holds.rival(claim)?;
             Some(Found::Above(path, lease))
         });
         let above = above.filter(|_| !mutants::is_active("a subtree above is not seen"));
@@ -244,20 +336,20 @@ impl Paths {
     /// A wait at another name, before that place in the order, that is a rival of the claim.
     pub(crate) fn rival_wait<'a>(&self, claim: &'a Claim, before: Ticket) -> Option<Found<'a, Ticket>> {
         let above = claim.lock.ancestors().find_map(|path| {
-            let ticket = self.places.get(path)?.subtree_waits.rival(claim, before)?;
+            let ticket = self.rare(path)?.subtree_waits.rival(claim, before)?;
             Some(Found::Above(path, ticket))
         });
         above.or_else(|| match claim.scope {
             Scope::Name => None,
             Scope::Subtree => {
-                self.places.get(&claim.lock)?.waits_below.rival(claim, before).map(Found::Below)
+                self.rare(claim.lock.as_str())?.waits_below.rival(claim, before).map(Found::Below)
             }
         })
     }
 
     /// How many wait for this very path as a subtree.
     pub(crate) fn subtree_waiter_count(&self, path: &str) -> usize {
-        self.places.get(path).map_or(0, |place| place.subtree_waits.len())
+        self.rare(path).map_or(0, |rare| rare.subtree_waits.len())
     }
 }
 
@@ -272,16 +364,36 @@ mod tests {
     #[test]
     fn nothing_is_left_of_claims_that_ended() {
         let mut paths = Paths::default();
-        for (token, lock) in ["a", "a/b", "a/b/c", "ab"].into_iter().enumerate() {
-            let token = Token(token as u64 + 1);
-            paths.hold(&name(lock), LeaseId(1), token, Mode::Shared, Scope::Subtree);
-            paths.wait(&name(lock), LeaseId(1), Ticket(token.0), Mode::Exclusive, Scope::Subtree);
+        for (number, lock) in (1..).zip(["a", "a/b", "a/b/c", "ab"]) {
+            paths.hold(&name(lock), LeaseId(number % 2), Mode::Shared, Scope::Subtree);
+            paths.wait(&name(lock), LeaseId(1), Ticket(number), Mode::Exclusive, Scope::Subtree);
         }
-        for (token, lock) in ["a/b", "ab", "a", "a/b/c"].into_iter().zip([2, 4, 1, 3]).map(|(l, t)| (t, l)) {
-            paths.free(&name(lock), LeaseId(1), Token(token), Mode::Shared, Scope::Subtree);
-            paths.leave(&name(lock), Ticket(token), Mode::Exclusive, Scope::Subtree);
+        for (number, lock) in [2, 4, 1, 3].into_iter().zip(["a/b", "ab", "a", "a/b/c"]) {
+            paths.free(&name(lock), LeaseId(number % 2), Mode::Shared, Scope::Subtree);
+            paths.leave(&name(lock), Ticket(number), Mode::Exclusive, Scope::Subtree);
         }
         assert_eq!(paths, Paths::default());
+    }
+
+    #[test]
+    fn holds_are_the_same_whatever_came_and_went_between() {
+        let mut holds = Holds::default();
+        holds.add(LeaseId(2), Mode::Shared);
+        let before = holds.clone();
+        for (lease, mode) in [(2, Mode::Exclusive), (1, Mode::Shared), (2, Mode::Shared), (3, Mode::Shared)] {
+            holds.add(LeaseId(lease), mode);
+        }
+        let claim =
+            |lease, mode| Claim { lock: name("a"), lease: Some(LeaseId(lease)), mode, scope: Scope::Name };
+        assert_eq!(holds.rival(&claim(2, Mode::Shared)), None);
+        assert_eq!(holds.rival(&claim(1, Mode::Shared)), Some(LeaseId(2)));
+        assert_eq!(holds.rival(&claim(2, Mode::Exclusive)), Some(LeaseId(1)));
+        for (lease, mode) in [(3, Mode::Shared), (2, Mode::Shared), (2, Mode::Exclusive), (1, Mode::Shared)] {
+            holds.take(LeaseId(lease), mode);
+        }
+        assert_eq!(holds, before);
+        holds.take(LeaseId(2), Mode::Shared);
+        assert!(holds.is_none());
     }
 
     #[test]

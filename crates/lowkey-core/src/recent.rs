@@ -7,34 +7,55 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::command::Reply;
 use crate::digest::{Digest, Part};
+use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{OwnerId, RequestId};
+
+/// So many are looked through, one by one. Most leases remember fewer, and there are many leases: an index
+/// has room for eleven at least.
+const FEW: usize = 8;
 
 /// A bounded memory of requests, in the order in which they took effect.
 ///
 /// Invariants:
-/// - `order` and `replies` hold the same keys, each once.
-/// - There are at most `kept_max` of them.
+/// - No two have the same key.
+/// - There are at most [`Key::KEPT_MAX`] of them.
+/// - There is an index exactly if there are more than [`FEW`]. It has them all.
 /// - `digest` is that of all of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Recent<K: Key> {
-    order: VecDeque<K>,
-    replies: BTreeMap<K, Remembered>,
-    kept_max: usize,
+    /// Oldest first.
+    kept: VecDeque<(K, Remembered)>,
+    index: Option<Box<Index<K>>>,
     digest: Digest,
+}
+
+/// Where requests are. They are numbered as they come.
+#[derive(Clone, Debug)]
+struct Index<K> {
+    /// The number of the oldest that is kept.
+    oldest: u64,
+    numbers: BTreeMap<K, u64>,
 }
 
 /// What requests are remembered by.
 pub(crate) trait Key: Ord + Clone {
+    /// How many are remembered.
+    const KEPT_MAX: usize;
+
     fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a>;
 }
 
 impl Key for RequestId {
+    const KEPT_MAX: usize = REQUESTS_PER_LEASE_KEPT;
+
     fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a> {
         Part::Request(None, self, remembered)
     }
 }
 
 impl Key for (OwnerId, RequestId) {
+    const KEPT_MAX: usize = LEASE_REQUESTS_KEPT;
+
     fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a> {
         Part::Request(Some(&self.0), &self.1, remembered)
     }
@@ -49,26 +70,71 @@ pub(crate) struct Remembered {
     pub(crate) reply: Reply,
 }
 
+// What was forgotten, and so how requests are numbered, is no part of what is remembered.
+impl<K: Key> PartialEq for Recent<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.kept == other.kept
+    }
+}
+
+impl<K: Key> Eq for Recent<K> {}
+
+impl<K: Key> Default for Recent<K> {
+    fn default() -> Self {
+        Self { kept: VecDeque::new(), index: None, digest: Digest::default() }
+    }
+}
+
 impl<K: Key> Recent<K> {
-    pub(crate) fn new(kept_max: usize) -> Self {
-        Self { order: VecDeque::new(), replies: BTreeMap::new(), kept_max, digest: Digest::default() }
+    pub(crate) fn get(&self, key: &K) -> Option<&Remembered> {
+        self.find(key).map(|(_, remembered)| remembered)
     }
 
-    pub(crate) fn get(&self, key: &K) -> Option<&Remembered> {
-        self.replies.get(key)
+    /// The same key as it is kept here.
+    pub(crate) fn known(&self, key: &K) -> Option<&K> {
+        self.find(key).map(|(known, _)| known)
+    }
+
+    fn find(&self, key: &K) -> Option<&(K, Remembered)> {
+        match &self.index {
+            None => self.kept.iter().find(|(known, _)| known == key),
+            Some(index) => self.kept.get((index.numbers.get(key)? - index.oldest) as usize),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.kept.len()
     }
 
     /// Remembers a request that just had its effect. It must not be known yet.
     pub(crate) fn insert(&mut self, key: K, remembered: Remembered) {
+        if self.kept.len() == K::KEPT_MAX {
+            self.forget_oldest();
+        }
         self.digest.add(key.part(&remembered));
-        let known = self.replies.insert(key.clone(), remembered);
-        assert!(known.is_none(), "a request had its effect twice");
-        self.order.push_back(key);
-        if self.order.len() > self.kept_max {
-            let oldest = self.order.pop_front().expect("the table is not empty");
-            if let Some(forgotten) = self.replies.remove(&oldest) {
-                self.digest.take(oldest.part(&forgotten));
+        if let Some(index) = &mut self.index {
+            let known = index.numbers.insert(key.clone(), index.oldest + self.kept.len() as u64);
+            assert!(known.is_none(), "a request had its effect twice");
+        } else {
+            assert!(self.get(&key).is_none(), "a request had its effect twice");
+            // No more than is needed, as long as it is little.
+            if self.kept.len() == self.kept.capacity() {
+                self.kept.reserve_exact(self.kept.len().max(1));
             }
+        }
+        self.kept.push_back((key, remembered));
+        if self.index.is_none() && self.kept.len() > FEW {
+            let numbers = self.kept.iter().map(|(key, _)| key.clone()).zip(0..).collect();
+            self.index = Some(Box::new(Index { oldest: 0, numbers }));
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some((key, forgotten)) = self.kept.pop_front() else { return };
+        self.digest.take(key.part(&forgotten));
+        if let Some(index) = &mut self.index {
+            index.numbers.remove(&key);
+            index.oldest += 1;
         }
     }
 
@@ -79,7 +145,7 @@ impl<K: Key> Recent<K> {
 
     /// Oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &Remembered)> {
-        self.order.iter().map(|key| (key, &self.replies[key]))
+        self.kept.iter().map(|(key, remembered)| (key, remembered))
     }
 }
 
@@ -87,14 +153,34 @@ impl<K: Key> Recent<K> {
 mod tests {
     use super::*;
 
+    fn key(number: usize) -> RequestId {
+        RequestId::parse(&format!("request-{number}")).expect("a good id")
+    }
+
+    fn remembered(number: usize) -> Remembered {
+        Remembered { fingerprint: number as u64, reply: Reply::Released }
+    }
+
     #[test]
     fn the_oldest_request_is_forgotten_when_the_table_is_full() {
-        let mut recent = Recent::new(2);
-        let keys = ["one", "two", "three"].map(|key| RequestId::parse(key).expect("a good id"));
-        for key in &keys {
-            recent.insert(key.clone(), Remembered { fingerprint: 1, reply: Reply::Released });
+        let mut recent = Recent::default();
+        for number in 0..REQUESTS_PER_LEASE_KEPT + 9 {
+            recent.insert(key(number), remembered(number));
+            let kept = (number + 1).saturating_sub(REQUESTS_PER_LEASE_KEPT)..number + 1;
+            assert_eq!(recent.len(), kept.len());
+            for asked in 0..=number + 1 {
+                let expected = kept.contains(&asked).then(|| remembered(asked));
+                assert_eq!(recent.get(&key(asked)), expected.as_ref(), "request {asked} after {number}");
+            }
+            assert!(recent.iter().map(|(key, _)| key.clone()).eq(kept.map(key)));
         }
-        assert!(recent.get(&keys[0]).is_none());
-        assert_eq!(recent.iter().map(|(key, _)| key).collect::<Vec<_>>(), [&keys[1], &keys[2]]);
+    }
+
+    #[test]
+    fn a_table_is_what_it_remembers_whatever_it_has_forgotten() {
+        let (mut old, mut new) = (Recent::default(), Recent::default());
+        (0..REQUESTS_PER_LEASE_KEPT + 9).for_each(|number| old.insert(key(number), remembered(number)));
+        (9..REQUESTS_PER_LEASE_KEPT + 9).for_each(|number| new.insert(key(number), remembered(number)));
+        assert_eq!((&old, old.digest()), (&new, new.digest()));
     }
 }

@@ -8,11 +8,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use prost::Message as _;
+use prost::{Message, encoding};
 
 use crate::claim::Mode;
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{DecodeError, NodeInfoProto, decode_mode, decode_scope, encode_mode, encode_scope};
+use crate::held::Held;
 use crate::holders::Grant;
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::mutants;
@@ -65,6 +66,12 @@ impl From<Invalid> for SnapshotError {
     }
 }
 
+impl From<prost::DecodeError> for SnapshotError {
+    fn from(error: prost::DecodeError) -> Self {
+        Self::Malformed(error.to_string())
+    }
+}
+
 impl From<DecodeError> for SnapshotError {
     fn from(error: DecodeError) -> Self {
         match error {
@@ -88,8 +95,10 @@ pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
+/// What there is once. The parts of the state follow, each kind under its number, so that they can be written
+/// and read one by one: all of them at once would take more room than the state itself.
 #[derive(Clone, PartialEq, prost::Message)]
-struct StateProto {
+struct HeadProto {
     #[prost(uint32, tag = "1")]
     version: u32,
     #[prost(bytes = "vec", tag = "2")]
@@ -102,19 +111,39 @@ struct StateProto {
     last_lease: u64,
     #[prost(uint64, tag = "6")]
     last_member: u64,
-    #[prost(message, repeated, tag = "7")]
-    leases: Vec<LeaseProto>,
-    #[prost(message, repeated, tag = "8")]
-    locks: Vec<LockProto>,
-    #[prost(message, repeated, tag = "9")]
-    members: Vec<MemberProto>,
-    #[prost(message, repeated, tag = "10")]
-    lease_requests: Vec<RequestProto>,
-    /// In the order of waiting.
-    #[prost(message, repeated, tag = "11")]
-    waits: Vec<WaitProto>,
+    /// Behind all parts.
     #[prost(bool, tag = "12")]
     quarantine: bool,
+}
+
+const LEASES: u32 = 7;
+const LOCKS: u32 = 8;
+const MEMBERS: u32 = 9;
+const LEASE_REQUESTS: u32 = 10;
+/// In the order of waiting.
+const WAITS: u32 = 11;
+
+fn write_parts<M: Message>(bytes: &mut Vec<u8>, kind: u32, parts: impl Iterator<Item = M>) {
+    parts.for_each(|part| encoding::message::encode(kind, &part, bytes));
+}
+
+/// Reads all parts of one kind, wherever they are.
+fn read_parts<M: Message + Default>(
+    mut bytes: &[u8],
+    kind: u32,
+    mut take: impl FnMut(M) -> Result<(), SnapshotError>,
+) -> Result<(), SnapshotError> {
+    while !bytes.is_empty() {
+        let (found, wire_type) = encoding::decode_key(&mut bytes)?;
+        if found == kind {
+            let mut part = M::default();
+            encoding::message::merge(wire_type, &mut part, &mut bytes, encoding::DecodeContext::default())?;
+            take(part)?;
+        } else {
+            encoding::skip_field(wire_type, found, &mut bytes, encoding::DecodeContext::default())?;
+        }
+    }
+    Ok(())
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -234,50 +263,51 @@ struct GrantedProto {
 impl State {
     /// The state as bytes; equal states give equal bytes.
     pub fn encode_snapshot(&self) -> Vec<u8> {
-        StateProto {
+        let head = HeadProto {
             version: version_of(self),
             cluster: self.cluster.0.to_vec(),
             revision: self.revision,
             last_token: self.last_token.0,
             last_lease: self.last_lease.0,
             last_member: self.last_member.0,
-            leases: self.leases.iter().map(|(id, lease)| lease_proto(*id, lease)).collect(),
-            locks: self.grants().map(|(name, grant)| lock_proto(name, grant)).collect(),
-            members: self
-                .members
-                .iter()
-                .map(|(id, node)| MemberProto { id: id.0, node: Some(node.into()) })
-                .collect(),
-            lease_requests: self
-                .lease_requests
-                .iter()
-                .filter(|_| !mutants::is_active("snapshot without requests that made leases"))
-                .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered))
-                .collect(),
-            waits: self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)).collect(),
-            quarantine: self.quarantine,
-        }
-        .encode_to_vec()
+            quarantine: false,
+        };
+        let mut bytes = head.encode_to_vec();
+        write_parts(&mut bytes, LEASES, self.leases().map(|(id, lease)| lease_proto(id, lease)));
+        write_parts(&mut bytes, LOCKS, self.grants().map(|(name, grant)| lock_proto(name, grant)));
+        let members = self.members.iter();
+        let members = members.map(|(id, node)| MemberProto { id: id.0, node: Some(node.into()) });
+        write_parts(&mut bytes, MEMBERS, members);
+        let requests = self
+            .lease_requests
+            .iter()
+            .filter(|_| !mutants::is_active("snapshot without requests that made leases"))
+            .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered));
+        write_parts(&mut bytes, LEASE_REQUESTS, requests);
+        write_parts(&mut bytes, WAITS, self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)));
+        let tail = HeadProto { quarantine: self.quarantine, ..HeadProto::default() };
+        bytes.extend(tail.encode_to_vec());
+        bytes
     }
 
     /// Reads what [`State::encode_snapshot`] wrote, of this or an earlier version.
     pub fn decode_snapshot(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let proto = StateProto::decode(bytes).map_err(|error| SnapshotError::Malformed(error.to_string()))?;
-        match proto.version {
+        let head = HeadProto::decode(bytes)?;
+        match head.version {
             0 => return malformed("it has no version"),
             1..=SNAPSHOT_VERSION => {}
             later => return Err(SnapshotError::UnknownVersion(later)),
         }
-        let Ok(cluster) = <[u8; 16]>::try_from(proto.cluster.as_slice()) else {
+        let Ok(cluster) = <[u8; 16]>::try_from(head.cluster.as_slice()) else {
             return malformed("its cluster id is not 16 bytes");
         };
         let mut state = Self::new(ClusterId(cluster));
-        state.revision = proto.revision;
-        state.last_token = Token(proto.last_token);
-        state.last_lease = LeaseId(proto.last_lease);
-        state.last_member = MemberId(proto.last_member);
-        proto.leases.into_iter().try_for_each(|lease| state.restore_lease(lease))?;
-        proto.locks.into_iter().try_for_each(|lock| state.restore_grant(lock))?;
+        state.revision = head.revision;
+        state.last_token = Token(head.last_token);
+        state.last_lease = LeaseId(head.last_lease);
+        state.last_member = MemberId(head.last_member);
+        read_parts(bytes, LEASES, |lease| state.restore_lease(lease))?;
+        read_parts(bytes, LOCKS, |lock| state.restore_grant(lock))?;
         let tokens: BTreeSet<Token> = state.grants().map(|(_, grant)| grant.token).collect();
         if tokens.len() != state.grants().count() {
             return malformed("two grants have the same token");
@@ -285,7 +315,7 @@ impl State {
         if mutants::is_active("snapshot without the counter") {
             state.last_token = tokens.last().copied().unwrap_or(Token(0));
         }
-        proto.members.into_iter().try_for_each(|member| state.restore_member(member))?;
+        read_parts(bytes, MEMBERS, |member| state.restore_member(member))?;
         let known = || state.members.values().filter_map(|node| node.identity);
         let identities: BTreeSet<NodeIdentity> = known().collect();
         if identities.len() != known().count() {
@@ -295,18 +325,9 @@ impl State {
         if names.len() != state.members.len() {
             return malformed("two members have the same name");
         }
-        if proto.lease_requests.len() > LEASE_REQUESTS_KEPT {
-            return malformed("it remembers more requests than are kept");
-        }
-        for request in proto.lease_requests {
-            let key = (OwnerId::parse(&request.owner)?, RequestId::parse(&request.request)?);
-            if state.lease_requests.get(&key).is_some() {
-                return malformed(format!("it remembers request {} twice", key.1));
-            }
-            state.lease_requests.insert(key, remembered(&request)?);
-        }
-        proto.waits.into_iter().try_for_each(|wait| state.restore_wait(wait))?;
-        state.quarantine = proto.quarantine;
+        read_parts(bytes, LEASE_REQUESTS, |request| state.restore_lease_request(&request))?;
+        read_parts(bytes, WAITS, |wait| state.restore_wait(wait))?;
+        state.quarantine = head.quarantine;
         if state.quarantine && !state.locks.is_empty() {
             return malformed("it is in quarantine, and locks are held");
         }
@@ -347,6 +368,32 @@ impl State {
         }
     }
 
+    fn restore_lease_request(&mut self, proto: &RequestProto) -> Result<(), SnapshotError> {
+        if self.lease_requests.len() == LEASE_REQUESTS_KEPT {
+            return malformed("it remembers more requests than are kept");
+        }
+        let (owner, request) = (OwnerId::parse(&proto.owner)?, RequestId::parse(&proto.request)?);
+        let remembered = remembered(proto)?;
+        // Texts that the lease has, too, are kept once: as they were before the snapshot.
+        let lease = match remembered.reply {
+            Reply::LeaseCreated { lease, .. } | Reply::Granted { lease, .. } => self.leases.get(&lease),
+            _ => None,
+        };
+        let granted = lease.and_then(|lease| match &lease.held {
+            Held::One(lock) => self.locks.get(lock)?.holders.iter().find(|grant| grant.request == request),
+            Held::Nothing | Held::Several(_) => None,
+        });
+        let key = (
+            lease.map(|lease| &lease.owner).filter(|known| **known == owner).unwrap_or(&owner).clone(),
+            granted.map_or(&request, |grant| &grant.request).clone(),
+        );
+        if self.lease_requests.get(&key).is_some() {
+            return malformed(format!("it remembers request {request} twice"));
+        }
+        self.lease_requests.insert(key, remembered);
+        Ok(())
+    }
+
     fn restore_grant(&mut self, proto: LockProto) -> Result<(), SnapshotError> {
         let name = LockName::parse(&proto.name)?;
         let token = Token(proto.token);
@@ -366,6 +413,9 @@ impl State {
         if !lease.held.insert(name.clone()) || lease.is_waiting {
             return malformed(format!("lock {name} is held by lease {lease_id}, which cannot be"));
         }
+        // As in the lease's memory of requests: one text, kept once.
+        let request = RequestId::parse(&proto.request)?;
+        let request = lease.requests.known(&request).cloned().unwrap_or(request);
         let value = match mutants::is_active("snapshot without values") {
             false => Value::parse(&proto.value)?,
             true => Value::default(),
@@ -378,9 +428,9 @@ impl State {
             value,
             revision: proto.revision,
             since_unix_ms: proto.since_unix_ms,
-            request: RequestId::parse(&proto.request)?,
+            request,
         };
-        self.paths.hold(&name, lease_id, token, grant.mode, grant.scope);
+        self.paths.hold(&name, lease_id, grant.mode, grant.scope);
         // One stands for all who share it.
         if let Some(other) = self.locks.get(&name).and_then(|lock| lock.holders.iter().next())
             && [other.mode, grant.mode] != [Mode::Shared; 2]

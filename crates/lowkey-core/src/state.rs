@@ -25,8 +25,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::claim::{Claim, Mode, Paths, Scope, Waits};
 use crate::command::{Applied, Command, NodeInfo};
 use crate::digest::Digest;
+use crate::held::Held;
 use crate::holders::Holders;
-use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::recent::Recent;
 
@@ -53,8 +53,9 @@ pub struct State {
     pub(crate) last_token: Token,     // >= every token ever granted
     pub(crate) last_lease: LeaseId,   // >= every lease ever made
     pub(crate) last_member: MemberId, // >= every member ever registered
-    pub(crate) leases: BTreeMap<LeaseId, Lease>,
-    pub(crate) locks: BTreeMap<LockName, Lock>,
+    // Boxed, both: a tree is little more than half full where keys rise, and an empty place should not cost much.
+    pub(crate) leases: BTreeMap<LeaseId, Box<Lease>>,
+    pub(crate) locks: BTreeMap<LockName, Box<Lock>>,
     /// Every wait, first come first.
     pub(crate) waits: BTreeMap<Ticket, Wait>,
     /// Waits whose requests make their own lease, by request: they are the owner's, not a lease's.
@@ -81,7 +82,7 @@ pub struct Lease {
     pub ttl: Ttl,
     /// R7: made by a wait that is not granted yet; its time has not begun.
     pub is_waiting: bool,
-    pub(crate) held: BTreeSet<LockName>,
+    pub(crate) held: Held,
     /// Nothing for most leases.
     pub(crate) waits: Option<Box<LeaseWaits>>,
     pub(crate) requests: Recent<RequestId>,
@@ -102,9 +103,9 @@ impl Lease {
             owner,
             ttl,
             is_waiting: false,
-            held: BTreeSet::new(),
+            held: Held::default(),
             waits: None,
-            requests: Recent::new(REQUESTS_PER_LEASE_KEPT),
+            requests: Recent::default(),
         }
     }
 
@@ -172,7 +173,7 @@ impl State {
             queued: BTreeSet::new(),
             paths: Paths::default(),
             members: BTreeMap::new(),
-            lease_requests: Recent::new(LEASE_REQUESTS_KEPT),
+            lease_requests: Recent::default(),
             digest: Digest::default(),
             quarantine: false,
         }

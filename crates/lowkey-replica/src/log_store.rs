@@ -81,7 +81,7 @@ impl LogStore {
             return;
         }
         assert!(index <= self.last(), "entry {index} cannot be compacted: it is not there yet");
-        self.compacted_term = self.entries.get(index).expect("the log has no gaps").term;
+        self.compacted_term = self.entries.term(index).expect("the log has no gaps");
         self.entries.cut(index);
         self.compacted_index = index;
     }
@@ -113,8 +113,8 @@ impl LogStore {
         if lowest >= highest {
             return highest;
         }
-        let kept = self.entries.range(lowest, highest).rev().scan(0, |bytes, entry| {
-            *bytes += entry_bytes(entry);
+        let kept = self.entries.content_bytes_backwards(lowest, highest).scan(0, |bytes, content| {
+            *bytes += counted_bytes(content);
             (*bytes <= bytes_max).then_some(())
         });
         highest - kept.count() as u64
@@ -158,7 +158,7 @@ impl Storage for LogStore {
             bytes += entry_bytes(entry);
             first || bytes <= bytes_max
         });
-        Ok(within.cloned().collect())
+        Ok(within.collect())
     }
 
     fn term(&self, index: u64) -> raft::Result<u64> {
@@ -168,8 +168,7 @@ impl Storage for LogStore {
         if index < self.compacted_index {
             return Err(raft::Error::Store(StorageError::Compacted));
         }
-        let entry = self.entries.get(index).ok_or(raft::Error::Store(StorageError::Unavailable))?;
-        Ok(entry.term)
+        self.entries.term(index).ok_or(raft::Error::Store(StorageError::Unavailable))
     }
 
     fn first_index(&self) -> raft::Result<u64> {
@@ -201,5 +200,9 @@ fn is_member(conf_state: &ConfState, member: u64) -> bool {
 
 /// What an entry counts for against a limit: its data and a little for the rest.
 pub(crate) fn entry_bytes(entry: &Entry) -> u64 {
-    (entry.data.len() + entry.context.len() + 32) as u64
+    counted_bytes(entry.data.len() + entry.context.len())
+}
+
+fn counted_bytes(content: usize) -> u64 {
+    content as u64 + 32
 }

@@ -117,8 +117,18 @@ impl Error for SealedError {
 /// Writes a file, in place of the one that has this name. When this returns, the new one is durable;
 /// after a crash on the way either the old or the new one is there, whole.
 pub fn write(disk: &dyn Disk, name: &str, kind: [u8; 4], payload: &[u8]) -> Result<(), SealedError> {
+    write_parts(disk, name, kind, [payload])
+}
+
+/// The same with a payload in two parts, or however many: they are large, and so are put together only here.
+pub(crate) fn write_parts<const PARTS: usize>(
+    disk: &dyn Disk,
+    name: &str,
+    kind: [u8; 4],
+    payload: [&[u8]; PARTS],
+) -> Result<(), SealedError> {
     let temp = format!("{name}{TEMP_SUFFIX}");
-    let bytes = encode(kind, payload);
+    let bytes = encode(kind, &payload);
     if let Err((doing, source)) = write_temp(disk, &temp, &bytes) {
         // What is left over is worth nothing and may be the last space there was.
         let _ = disk.remove(&temp);
@@ -148,17 +158,19 @@ pub fn read(disk: &dyn Disk, name: &str, kind: [u8; 4]) -> Result<Option<Vec<u8>
     Ok(Some(payload))
 }
 
-fn encode(kind: [u8; 4], payload: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+fn encode(kind: [u8; 4], payload: &[&[u8]]) -> Vec<u8> {
+    let payload_bytes: usize = payload.iter().map(|part| part.len()).sum();
+    let payload_crc = payload.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload_bytes);
     bytes.extend_from_slice(&MAGIC.to_le_bytes());
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&[0, 0]);
     bytes.extend_from_slice(&kind);
-    bytes.extend_from_slice(&(payload.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&crc32c::crc32c(payload).to_le_bytes());
+    bytes.extend_from_slice(&(payload_bytes as u64).to_le_bytes());
+    bytes.extend_from_slice(&payload_crc.to_le_bytes());
     let crc = crc32c::crc32c(&bytes);
     bytes.extend_from_slice(&crc.to_le_bytes());
-    bytes.extend_from_slice(payload);
+    payload.iter().for_each(|part| bytes.extend_from_slice(part));
     bytes
 }
 
@@ -191,7 +203,9 @@ fn decode(name: &str, kind: [u8; 4], mut bytes: Vec<u8>) -> Result<Vec<u8>, Seal
     }
     let expected_bytes = u64_at(head, 12);
     let payload_crc = u32_at(head, 20);
-    let payload = bytes.split_off(HEADER_BYTES);
+    // In place: a snapshot is large, and a second one would be as large.
+    bytes.drain(..HEADER_BYTES);
+    let payload = bytes;
     let payload_bytes = payload.len() as u64;
     if payload_bytes != expected_bytes {
         let offset = HEADER_BYTES + payload_bytes.min(expected_bytes) as usize;

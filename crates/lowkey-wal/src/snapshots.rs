@@ -27,10 +27,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 /// Writes a snapshot; durable when this returns. Then removes all but the newest two.
 pub fn save(disk: &dyn Disk, index: u64, payload: &[u8]) -> Result<(), SealedError> {
     remove_temps(disk)?;
-    let mut content = Vec::with_capacity(INDEX_BYTES + payload.len());
-    content.extend_from_slice(&index.to_le_bytes());
-    content.extend_from_slice(payload);
-    sealed::write(disk, &file_name(index), KIND, &content)?;
+    sealed::write_parts(disk, &file_name(index), KIND, [&index.to_le_bytes(), payload])?;
     let indexes = list(disk)?;
     for old in indexes.iter().rev().skip(KEPT).filter(|old| **old != index) {
         let name = file_name(*old);
@@ -67,7 +64,8 @@ pub fn load(disk: &dyn Disk, index: u64) -> Result<Option<Vec<u8>>, SealedError>
             what: "it is the snapshot of another index".to_string(),
         });
     }
-    Ok(Some(content.split_off(INDEX_BYTES)))
+    content.drain(..INDEX_BYTES);
+    Ok(Some(content))
 }
 
 fn parse_name(name: &str) -> Option<u64> {

@@ -169,7 +169,7 @@ impl State {
         };
         let reply = self.granted(&grant);
         events.push(Event::Changed(change_of_grant(ChangeKind::Acquired, &claim.lock, owner, &grant)));
-        self.paths.hold(&claim.lock, lease_id, token, claim.mode, claim.scope);
+        self.paths.hold(&claim.lock, lease_id, claim.mode, claim.scope);
         self.put_grant(&claim.lock, grant);
         reply
     }
@@ -312,7 +312,7 @@ impl State {
         events: &mut Vec<Event>,
     ) {
         let grant = self.take_grant(name, lease).expect("a lock that is freed was held by that lease");
-        self.paths.free(name, lease, grant.token, grant.mode, grant.scope);
+        self.paths.free(name, lease, grant.mode, grant.scope);
         self.forget_if_unused(name);
         self.note_freed(freed, name, grant.scope);
         let owner = self.leases[&lease].owner.clone();

@@ -20,12 +20,12 @@ impl State {
     }
 
     /// Gives back what had the id before, which is an error of the caller's.
-    pub(crate) fn put_lease(&mut self, id: LeaseId, lease: Lease) -> Option<Lease> {
+    pub(crate) fn put_lease(&mut self, id: LeaseId, lease: Lease) -> Option<Box<Lease>> {
         self.digest.add(Part::Lease(id, &lease));
-        self.leases.insert(id, lease)
+        self.leases.insert(id, Box::new(lease))
     }
 
-    pub(super) fn take_lease(&mut self, id: LeaseId) -> Option<Lease> {
+    pub(super) fn take_lease(&mut self, id: LeaseId) -> Option<Box<Lease>> {
         let lease = self.leases.remove(&id)?;
         self.digest.take(Part::Lease(id, &lease));
         Some(lease)

@@ -40,12 +40,12 @@ impl State {
 
     /// A lease that exists.
     pub fn lease(&self, lease: LeaseId) -> Option<&Lease> {
-        self.leases.get(&lease)
+        self.leases.get(&lease).map(Box::as_ref)
     }
 
     /// Every lease, by id.
     pub fn leases(&self) -> impl ExactSizeIterator<Item = (LeaseId, &Lease)> {
-        self.leases.iter().map(|(id, lease)| (*id, lease))
+        self.leases.iter().map(|(id, lease)| (*id, &**lease))
     }
 
     /// How many locks are held or waited for.

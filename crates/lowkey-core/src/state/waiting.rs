@@ -42,7 +42,7 @@ impl State {
             return false;
         }
         if mutants::is_active("a newcomer overtakes") {
-            return self.rival_holder(claim, self.locks.get(&claim.lock)).is_some();
+            return self.rival_holder(claim, self.lock_at(&claim.lock)).is_some();
         }
         self.rival(claim, LAST).is_some() && !self.is_covered_by_own(claim)
     }
@@ -62,12 +62,16 @@ impl State {
     }
 
     fn rival(&self, claim: &Claim, before: Ticket) -> Option<Rival> {
-        let lock = self.locks.get(&claim.lock);
+        let lock = self.lock_at(&claim.lock);
         self.rival_holder(claim, lock).map(|(_, rival)| rival).or_else(|| {
             let (ticket, covers) = self.rival_waiter(claim, lock, before)?;
             let Wait { lease, mode, .. } = self.waits[&ticket];
             Some(Rival { lease, mode, covers })
         })
+    }
+
+    fn lock_at(&self, name: &LockName) -> Option<&Lock> {
+        self.locks.get(name).map(Box::as_ref)
     }
 
     /// A holder that conflicts with the claim, and what it holds. `lock` is the claim's.
@@ -90,9 +94,7 @@ impl State {
 
     /// Which of a lease's locks below the claim's name is in its way.
     fn held_below(&self, claim: &Claim, lease: LeaseId) -> LockName {
-        let (from, before) = claim.lock.below();
-        let below = (Bound::Included(from.as_str()), Bound::Excluded(before.as_str()));
-        let mut names = self.leases[&lease].held.range::<str, _>(below);
+        let mut names = self.leases[&lease].held.below(&claim.lock);
         let in_the_way = names.find(|name| {
             let grant = self.locks[*name].holders.get(lease).expect("a lease holds what it lists");
             claim.conflicts_with(lease, grant.mode)
@@ -118,7 +120,7 @@ impl State {
         let waiters = self.waiter_count(&claim.lock);
         let (mut claim, mut before) = (claim.clone(), place);
         loop {
-            let lock = self.locks.get(&claim.lock);
+            let lock = self.lock_at(&claim.lock);
             if let Some((held, rival)) = self.rival_holder(&claim, lock) {
                 let grant = self.locks[&held].holders.get(rival.lease).expect("a rival holder holds");
                 return Some(InTheWay { holder: self.holder_of(grant), held, waiters });
@@ -180,7 +182,7 @@ impl State {
     }
 
     pub(super) fn forget_if_unused(&mut self, name: &LockName) {
-        if let Some(Lock { holders, queue: None }) = self.locks.get(name)
+        if let Some(Lock { holders, queue: None }) = self.lock_at(name)
             && holders.len() == 0
         {
             self.locks.remove(name);
@@ -223,7 +225,7 @@ impl State {
         let Some(queue) = self.locks.get(name).and_then(|lock| lock.queue.as_ref()) else { return };
         if mutants::is_active("the last in line goes first") {
             let last = queue.in_order().last();
-            let lock = self.locks.get(name);
+            let lock = self.lock_at(name);
             turns.extend(last.filter(|last| self.rival_holder(&self.waits[last].claim(), lock).is_none()));
             return;
         }
@@ -257,7 +259,7 @@ impl State {
             let owner = self.leases[&wait.lease].owner.clone();
             self.lease_making_waits.remove(&(owner, wait.request.clone()));
         }
-        let Lease { ttl, is_waiting, .. } = self.leases[&wait.lease];
+        let Lease { ttl, is_waiting, .. } = *self.leases[&wait.lease];
         if is_waiting {
             self.change_lease(wait.lease, |lease| lease.is_waiting = false);
             // R7: only now does its time begin.
@@ -303,7 +305,7 @@ impl State {
         let mut rivals = self.grants().filter_map(|(lock, grant)| {
             let (lease, mode, scope) = (Some(grant.lease), grant.mode, grant.scope);
             let claim = Claim { lock: lock.clone(), lease, mode, scope };
-            let (held, _) = self.rival_holder(&claim, self.locks.get(lock))?;
+            let (held, _) = self.rival_holder(&claim, self.lock_at(lock))?;
             Some(format!("{lock} is held by lease {} beside {held}, which it excludes", grant.lease))
         });
         let mut idle = self.waits.iter().filter_map(|(ticket, wait)| {

@@ -56,21 +56,24 @@ impl SnapshotJob {
     }
 
     /// Makes it, from the payload of the base's file.
-    pub fn run(mut self, base: &[u8]) -> Result<SnapshotFile, JobError> {
-        let parts = wire::decode_snapshot(base)?;
+    pub fn run(mut self, base: impl AsRef<[u8]>) -> Result<SnapshotFile, JobError> {
+        let parts = wire::decode_snapshot(base.as_ref())?;
+        // Of what is as large as the state, no more is kept at a time than is needed.
+        drop(base);
         if parts.index != self.base {
             return Err(JobError(format!("it begins at index {}, not at {}", parts.index, self.base)));
         }
         let mut state = read_state(&parts)?;
         drop(parts);
         for entry in self.entries.iter() {
-            replay(&mut state, entry)?;
+            replay(&mut state, &entry)?;
         }
         let index = self.metadata.index;
         if state.revision() != index {
             return Err(JobError(format!("it ends at index {}, not at {index}", state.revision())));
         }
         let (state_bytes, term) = (state.encode_snapshot(), self.metadata.term);
+        drop(state);
         let state_hash = State::hash_of_snapshot(&state_bytes);
         let conf_state = self.metadata.take_conf_state();
         let parts = SnapshotParts { index, term, conf_state, state: state_bytes, state_hash };
