@@ -43,12 +43,6 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Writes all bytes at an offset, beyond the present end too.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Writes all bytes at an offset from which on the file, which does not grow by it, holds nothing but zeros. Who
-    /// knows that can write whole blocks without reading what is in them.
-    fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.write_at(offset, bytes)
-    }
-
     /// Cuts the file, or extends it with zeros.
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
 

@@ -25,7 +25,6 @@
 mod batch;
 mod chain;
 mod clean_stop;
-mod direct;
 mod disk;
 mod error;
 mod group;

@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::direct::Direct;
 use crate::disk::{Disk, DiskFile};
 
 /// A real directory.
@@ -74,14 +73,12 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let path = self.path_of(name)?;
-        Ok(Arc::new(RealFile { file: File::create(&path)?, direct: Direct::open(&path) }))
+        Ok(Arc::new(RealFile(File::create(self.path_of(name)?)?)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let path = self.path_of(name)?;
-        let file = OpenOptions::new().write(true).open(&path)?;
-        Ok(Arc::new(RealFile { file, direct: Direct::open(&path) }))
+        let file = OpenOptions::new().write(true).open(self.path_of(name)?)?;
+        Ok(Arc::new(RealFile(file)))
     }
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
@@ -101,30 +98,18 @@ impl Disk for RealDisk {
     }
 }
 
-struct RealFile {
-    file: File,
-    direct: Direct,
-}
+struct RealFile(File);
 
 impl DiskFile for RealFile {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.direct.forget();
-        self.file.write_all_at(bytes, offset)
-    }
-
-    fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        match self.direct.append_at(offset, bytes)? {
-            true => Ok(()),
-            false => self.write_at(offset, bytes),
-        }
+        self.0.write_all_at(bytes, offset)
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.direct.forget();
-        self.file.set_len(len_bytes)
+        self.0.set_len(len_bytes)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.0.sync_data()
     }
 }

@@ -388,7 +388,7 @@ impl Wal {
             batch::encode(&mut self.buffer, &header, records);
         }
         let is_mark = !is_end && self.buffer.len() as u64 == batch::batch_bytes(0);
-        if let Err(source) = self.active.file.append_at(self.active.offset, &self.buffer) {
+        if let Err(source) = self.active.file.write_at(self.active.offset, &self.buffer) {
             self.is_poisoned = true;
             let file = segment::file_name(self.active.number);
             return Err(WalError::io("writing", &file, source));
