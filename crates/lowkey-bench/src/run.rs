@@ -106,7 +106,7 @@ impl Plan {
         contenders
     }
 
-    fn connections(&self, case: &Case) -> usize {
+    fn connections(&self, case: &Case, contender: &dyn Contender) -> usize {
         let clients = match case.workload {
             Workload::Seq | Workload::Par | Workload::Hot | Workload::Outage => case.size,
             Workload::Holders
@@ -116,7 +116,7 @@ impl Plan {
             | Workload::Scale
             | Workload::Churn => self.sizes.par_clients,
         };
-        self.connections.unwrap_or(clients)
+        self.connections.unwrap_or_else(|| contender.connections(clients))
     }
 }
 
@@ -153,7 +153,8 @@ struct Load(Option<Runtime>);
 
 impl Load {
     fn new() -> Result<Self, Problem> {
-        let runtime = Runtime::new();
+        // One thread makes more load than anybody here bears, and leaves the rest of the machine to who is measured.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         runtime
             .map(|runtime| Self(Some(runtime)))
             .map_err(|error| Problem::failed(format!("cannot start the runtime: {error}")))
@@ -229,7 +230,7 @@ async fn start(
     loop {
         let cluster = Arc::new(contender.start(&plan.starter, case.nodes)?);
         started.0.push(Arc::clone(&cluster));
-        let (connecting, connections) = (Arc::clone(contender), plan.connections(case));
+        let (connecting, connections) = (Arc::clone(contender), plan.connections(case, &**contender));
         let its_cluster = Arc::clone(&cluster);
         let connected =
             load.carry_out(async move { connecting.connect(its_cluster, connections).await }).await;

@@ -62,6 +62,11 @@ pub trait Contender: Send + Sync {
     /// Starts its processes, if it has to. Called on a thread that lives as long as they are to.
     fn start(&self, starter: &Starter, nodes: usize) -> Result<Cluster, Problem>;
 
+    /// How many connections so many clients use, if nothing else is asked for.
+    fn connections(&self, clients: usize) -> usize {
+        clients
+    }
+
     /// Waits until all nodes are up. Clients use at most so many connections.
     fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> Answer<'_, Box<dyn System>>;
 }

@@ -119,6 +119,14 @@ impl Contender for LowkeyContender {
         Ok(cluster)
     }
 
+    /// Sessions of one program share its stream.
+    fn connections(&self, clients: usize) -> usize {
+        match self.through {
+            Through::Unary => clients,
+            Through::Session => 1,
+        }
+    }
+
     fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> Answer<'_, Box<dyn System>> {
         let through = self.through;
         async move {

@@ -80,7 +80,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = parse_count)]
     clients: Option<usize>,
 
-    /// Connections that all clients share [default: one for each client]
+    /// Connections that all clients share [default: one for each client; one for all sessions]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     connections: Option<usize>,
 

@@ -76,6 +76,28 @@ pub(crate) async fn raw(
     answer.map(tonic::Response::into_inner)
 }
 
+/// Where a node sends its messages to another.
+const MESSAGES: &str = "/lowkey.peer.v1/messages";
+
+/// Comes as a node with messages; once it is let in it sends these bytes, and nothing more.
+fn messages(port: u16, fields: &[(&'static str, &str)], bytes: &[u8]) -> Result<(), Status> {
+    let fields: String = fields.iter().map(|(key, value)| format!("{key}: {value}\r\n")).collect();
+    let hello = format!(
+        "GET {MESSAGES} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: lowkey-messages\r\n{fields}\r\n"
+    );
+    let answer = shout(port, &[hello.as_bytes(), bytes].concat());
+    let answer = String::from_utf8(answer).unwrap();
+    let mut lines = answer.lines();
+    if lines.next().is_some_and(|status| status.contains(" 101 ")) {
+        return Ok(());
+    }
+    let headers = lines.map_while(|line| line.split_once(": ")).map(|(key, value)| {
+        let key: tonic::codegen::http::HeaderName = key.parse().unwrap();
+        (key, value.parse::<tonic::codegen::http::HeaderValue>().unwrap())
+    });
+    Err(Status::from_header_map(&headers.collect()).unwrap_or_else(|| Status::unknown(answer)))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn grpc_messages_that_cannot_be_read_get_the_librarys_status() {
     let mut target = Target::start();
@@ -140,7 +162,7 @@ async fn who_comes_to_the_wrong_port_is_told_where_to_go() {
     let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", ports.raft)).unwrap();
     let mut lost = LockServiceClient::new(endpoint.connect_lazy());
     assert_eq!(lost.get_status(GetStatusRequest {}).await.unwrap_err().code(), Code::Unimplemented);
-    let peer = raw(ports.grpc, "/lowkey.peer.v1.Peer/Messages", &[], vec![]).await.unwrap_err();
+    let peer = raw(ports.grpc, "/lowkey.peer.v1.Peer/Forward", &[], vec![]).await.unwrap_err();
     assert_eq!(peer.code(), Code::Unimplemented, "and clients' ports take no peers");
     target.assert_unharmed().await;
 }
@@ -174,9 +196,7 @@ async fn a_stranger_at_the_peers_port_gets_nothing_in() {
     let mut wrong_cluster = right.to_vec();
     wrong_cluster[0].1 = &foreign;
     let before = target.node.status().unwrap();
-    for call in
-        ["/lowkey.peer.v1.Peer/Messages", "/lowkey.peer.v1.Peer/Snapshot", "/lowkey.peer.v1.Peer/Forward"]
-    {
+    for call in [MESSAGES, "/lowkey.peer.v1.Peer/Snapshot", "/lowkey.peer.v1.Peer/Forward"] {
         let clusters = format!("this node belongs to cluster {own}, the caller to cluster {foreign}");
         for (fields, code, says) in [
             (vec![], Code::Unauthenticated, "this port is for nodes of a lowkey cluster"),
@@ -202,7 +222,10 @@ async fn a_stranger_at_the_peers_port_gets_nothing_in() {
             (with("lowkey-identity", ""), Code::Unauthenticated, "no lowkey-identity was given"),
             (with("lowkey-raft-address", ""), Code::Unauthenticated, "no lowkey-raft-address was given"),
         ] {
-            let status = raw(port, call, &fields, b"\x0a\x04junk".to_vec()).await.unwrap_err();
+            let status = match call {
+                MESSAGES => messages(port, &fields, b"junk").unwrap_err(),
+                call => raw(port, call, &fields, b"\x0a\x04junk".to_vec()).await.unwrap_err(),
+            };
             assert_eq!(
                 (status.code(), status.message().contains(says)),
                 (code, true),
@@ -213,11 +236,11 @@ async fn a_stranger_at_the_peers_port_gets_nothing_in() {
 
     // While there is a leader, a member that this node has not heard of is refused whatever it says.
     for (number, message) in [&b"\x0a\x04junk"[..], b"\x0a\x00", &[0xff; 30]].into_iter().enumerate() {
-        let status = raw(port, "/lowkey.peer.v1.Peer/Messages", &right, message.to_vec()).await.unwrap_err();
+        let status = messages(port, &right, message).unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied, "{number}: {status:?}");
     }
     let nowhere = with("lowkey-raft-address", "not an address");
-    raw(port, "/lowkey.peer.v1.Peer/Messages", &nowhere, b"\x0a\x04junk".to_vec()).await.unwrap_err();
+    messages(port, &nowhere, b"junk").unwrap_err();
 
     let after = target.node.status().unwrap();
     for unchanged in ["term", "leaderId", "members", "clusterSize"] {
@@ -243,9 +266,9 @@ async fn a_stranger_that_speaks_raft_is_not_followed() {
     for kind in [3, 8] {
         for term in [&[5][..], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]] {
             let message = [&[0x08, kind, 0x10, 1, 0x18, 3, 0x20][..], term, &[0x80, 0x01, 1]].concat();
-            let frame = [&[0x0a, message.len() as u8][..], &message].concat();
+            let frame = [&[message.len() as u8, 0, 0, 0][..], &message].concat();
             // Refused or ignored: either will do.
-            let _ = raw(target.node.ports.raft, "/lowkey.peer.v1.Peer/Messages", &fields, frame).await;
+            let _ = messages(target.node.ports.raft, &fields, &frame);
         }
     }
     target.assert_unharmed().await;

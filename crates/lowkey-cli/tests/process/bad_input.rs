@@ -138,7 +138,7 @@ impl Target {
         self.node.ok("POST", "/v1/lock/release", &release);
         assert_eq!(self.node.http("GET", "/healthz", "").unwrap().0, 200);
         let status =
-            raw(self.node.ports.raft, "/lowkey.peer.v1.Peer/Messages", &[], vec![]).await.unwrap_err();
+            raw(self.node.ports.raft, "/lowkey.peer.v1.Peer/Forward", &[], vec![]).await.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated, "the peers' port answers");
         let log = self.node.log_text();
         assert!(!log.contains("panic"), "{log}");
