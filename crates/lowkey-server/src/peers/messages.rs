@@ -194,9 +194,13 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
         }
         hyper::upgrade::on(response).await.map_err(away)
     };
-    // The connection does something only while it is polled, and ends with the upgrade.
-    let (upgraded, _) = tokio::join!(exchange, connection.with_upgrades());
-    let parts = upgraded?.downcast::<TokioIo<TcpStream>>();
+    let mut exchange = std::pin::pin!(exchange);
+    // The connection does something only while it is polled. It ends with the upgrade, and not with a refusal.
+    let upgraded = tokio::select! {
+        upgraded = &mut exchange => upgraded?,
+        _ = connection.with_upgrades() => exchange.await?,
+    };
+    let parts = upgraded.downcast::<TokioIo<TcpStream>>();
     parts.map(|parts| parts.io.into_inner()).map_err(|_| Status::internal("another connection came back"))
 }
 
@@ -234,9 +238,9 @@ pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request
     tokio::spawn(async move {
         // Who goes away before it begins has nothing to say.
         if let Ok(upgraded) = upgrading.await
-            && let Err(cause) = take_in(&peers, &caller, TokioIo::new(upgraded)).await
+            && let Err(refusal) = take_in(&peers, &caller, TokioIo::new(upgraded)).await
         {
-            tracing::debug!(member = caller.member.0, %cause, "the messages of a member end");
+            peers.complain(&refusal);
         }
     });
     let mut response = Response::new(Body::empty());
@@ -246,12 +250,8 @@ pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request
     response
 }
 
-/// Hands on what a member says, until it ends.
-async fn take_in(
-    peers: &Peers,
-    caller: &Caller,
-    mut stream: impl AsyncRead + Unpin,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// Hands on what a member says, until it ends; an error if it is not listened to any more.
+async fn take_in(peers: &Peers, caller: &Caller, mut stream: impl AsyncRead + Unpin) -> Result<(), Status> {
     let mut parting = peers.service.parting.subscribe();
     // A learner has nothing to say for as long as nobody speaks to it.
     let mut look_again = tokio::time::interval(LOOK_INTERVAL);
@@ -259,13 +259,14 @@ async fn take_in(
     loop {
         // It may have been removed since it was let in; it is told so when it calls again.
         if peers.service.view.status().has_removed(caller.member) {
-            return Err(refuse_removed(caller.member).into());
+            return Err(refuse_removed(caller.member));
         }
         received.reserve(READ_BYTES);
         tokio::select! {
-            count = stream.read_buf(&mut received) => match count? {
-                0 => return Ok(()),
-                _ => peers.deliver(caller, || take_frame(&mut received))?,
+            count = stream.read_buf(&mut received) => match count {
+                // It calls again.
+                Ok(0) | Err(_) => return Ok(()),
+                Ok(_) => peers.deliver(caller, || take_frame(&mut received))?,
             },
             _ = look_again.tick() => {}
             _ = parting.wait_for(|parting| *parting) => return Ok(()),

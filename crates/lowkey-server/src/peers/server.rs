@@ -51,16 +51,19 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
-        let caller =
-            self.service.hello.check(metadata, &self.service.view.status()).inspect_err(|status| {
-                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-                if complaints.is_news(status.message()) {
-                    tracing::warn!(cause = status.message(), "refused a peer");
-                }
-            })?;
+        let checked = self.service.hello.check(metadata, &self.service.view.status());
+        let caller = checked.inspect_err(|status| self.complain(status))?;
         let Caller { member, raft_address } = caller.clone();
         self.service.inbox.report(Event::PeerSeen { member, raft_address });
         Ok(caller)
+    }
+
+    /// Says, once in a while, why somebody was not let in or is not listened to any more.
+    pub(super) fn complain(&self, refusal: &Status) {
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        if complaints.is_news(refusal.message()) {
+            tracing::warn!(cause = refusal.message(), "refused a peer");
+        }
     }
 
     /// Hands encoded messages to the replica, if they are from whom they say.
