@@ -255,12 +255,10 @@ impl Command {
     /// Reads what [`Command::encode`] wrote, of this or an earlier version.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let proto = CommandProto::decode(bytes).map_err(|error| DecodeError::Malformed(error.to_string()))?;
+        let command = Self::from_proto(proto.kind.ok_or(DecodeError::UnknownKind)?)?;
         // Protobuf passes over what it does not know. A replica must not: it would carry out half of
-        // what a newer one carries out whole. Whatever was passed over took room.
-        if proto.encoded_len() != bytes.len() {
-            return Err(DecodeError::UnknownKind);
-        }
-        Self::from_proto(proto.kind.ok_or(DecodeError::UnknownKind)?)
+        // what a newer one carries out whole.
+        if command.encode() == bytes { Ok(command) } else { Err(DecodeError::UnknownKind) }
     }
 
     /// A number that tells two commands apart that share a request id. What may differ between a
