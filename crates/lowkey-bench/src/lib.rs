@@ -26,6 +26,7 @@ mod recorder;
 mod referee;
 mod report;
 mod run;
+mod slots;
 mod system;
 mod workload;
 mod workloads;

@@ -204,6 +204,13 @@ impl Drop for Cluster {
     }
 }
 
+/// What is set for others of this kind on this machine is not meant for the one that is started.
+pub(crate) fn forget_settings(command: &mut Command, prefix: &str) {
+    for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with(prefix)) {
+        command.env_remove(key);
+    }
+}
+
 /// Ports on loopback that nobody has at the moment.
 pub(crate) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Problem> {
     let none = |error| Problem::failed(format!("no port is free on loopback: {error}"));

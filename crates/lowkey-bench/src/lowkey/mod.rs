@@ -5,9 +5,8 @@ mod conversation;
 mod sdk;
 mod unary;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -16,7 +15,8 @@ use lowkey_client::Client;
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::process::{Cluster, Starter, free_ports};
+use crate::process::{Cluster, Starter, forget_settings, free_ports};
+use crate::slots::Slots;
 use crate::system::{Answer, Contender, LockClient, Problem, System};
 use crate::workload::Workload;
 
@@ -108,11 +108,7 @@ impl Contender for LowkeyContender {
                 Some(first) => command.args(["--join", first.as_str()]),
             };
             // What is set for other nodes of this machine is not meant for these.
-            for (key, _) in
-                std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("LOWKEY_"))
-            {
-                command.env_remove(key);
-            }
+            forget_settings(&mut command, "LOWKEY_");
             cluster.add(&name, format!("http://{grpc}"), command)?;
             first_node.get_or_insert(grpc);
         }
@@ -141,12 +137,11 @@ impl Contender for LowkeyContender {
 pub struct Lowkey {
     cluster: Arc<Cluster>,
     through: Through,
-    connections: usize,
     nodes: usize,
     /// For questions about the cluster.
     client: Client,
-    channels: Mutex<HashMap<usize, Vec<Channel>>>,
-    clients: tokio::sync::Mutex<HashMap<usize, Client>>,
+    channels: Slots<Vec<Channel>>,
+    clients: Slots<Client>,
 }
 
 impl Lowkey {
@@ -157,9 +152,8 @@ impl Lowkey {
             }
             problem = ended(&cluster) => return Err(problem),
         };
-        let (channels, clients) = Default::default();
-        let connections = connections.max(1);
-        let mut lowkey = Self { cluster, through, connections, nodes: 0, client, channels, clients };
+        let (channels, clients) = (Slots::new(connections), Slots::new(connections));
+        let mut lowkey = Self { cluster, through, nodes: 0, client, channels, clients };
         lowkey.wait_whole().await?;
         lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
         Ok(lowkey)
@@ -197,37 +191,21 @@ impl Lowkey {
 
     /// One of the connections that clients share: a channel to each node, the leader's first.
     pub(crate) async fn channels(&self, number: usize) -> Result<Vec<Channel>, Problem> {
-        let slot = number % self.connections;
-        if let Some(channels) = self.lock_channels().get(&slot) {
-            return Ok(channels.clone());
-        }
-        let leader = self.status().await?.leader_address;
-        let mut addresses = self.cluster.addresses().to_vec();
-        addresses.sort_by_key(|address| !address.ends_with(&format!("//{leader}")));
-        let channels: Vec<Channel> = addresses
-            .iter()
-            .map(|address| {
-                let endpoint = Endpoint::from_shared(address.clone());
-                endpoint.map(|endpoint| endpoint.connect_lazy())
-            })
-            .collect::<Result<_, _>>()
-            .map_err(|error| Problem::failed(format!("{} has no good URL: {error}", addresses.join(","))))?;
-        Ok(self.lock_channels().entry(slot).or_insert(channels).clone())
-    }
-
-    fn lock_channels(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Vec<Channel>>> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+        let make = async {
+            let leader = self.status().await?.leader_address;
+            let mut addresses = self.cluster.addresses().to_vec();
+            addresses.sort_by_key(|address| !address.ends_with(&format!("//{leader}")));
+            let channel =
+                |address: &String| Endpoint::from_shared(address.clone()).map(|to| to.connect_lazy());
+            let channels: Result<Vec<Channel>, _> = addresses.iter().map(channel).collect();
+            channels
+                .map_err(|error| Problem::failed(format!("{} has no good URL: {error}", addresses.join(","))))
+        };
+        self.channels.get(number, make).await
     }
 
     async fn shared_sdk_client(&self, number: usize) -> Result<Client, Problem> {
-        let slot = number % self.connections;
-        let mut clients = self.clients.lock().await;
-        if let Some(client) = clients.get(&slot) {
-            return Ok(client.clone());
-        }
-        let client = self.new_sdk_client().await?;
-        clients.insert(slot, client.clone());
-        Ok(client)
+        self.clients.get(number, self.new_sdk_client()).await
     }
 }
 

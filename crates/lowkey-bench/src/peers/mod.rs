@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::process::Cluster;
-use crate::system::{Contender, Problem};
+use crate::system::{Contender, Problem, System};
 
 /// How long a peer may take to come up, and calls to be answered.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -100,4 +100,15 @@ where
         cluster.check()?;
         sleep(LOOK_INTERVAL).await;
     }
+}
+
+/// Asks until all its nodes have come together.
+async fn until_whole(name: &str, system: &dyn System) -> Result<(), Problem> {
+    until_up(name, system.cluster(), || async {
+        match system.is_whole().await? {
+            true => Ok(()),
+            false => Err(Problem::failed("its nodes have not come together")),
+        }
+    })
+    .await
 }

@@ -5,9 +5,8 @@
 
 mod wire;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -15,8 +14,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::{LONG_TTL, PATIENCE, find_program, until_up};
-use crate::process::{Cluster, Starter, free_ports};
+use super::{LONG_TTL, PATIENCE, find_program, until_whole};
+use crate::process::{Cluster, Starter, forget_settings, free_ports};
+use crate::slots::Slots;
 use crate::system::{Answer, Contender, Held, LockClient, Problem, System};
 use crate::workload::Workload;
 
@@ -76,10 +76,7 @@ impl Contender for EtcdContender {
             command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
             command.arg("--data-dir").arg(cluster.folder().join(name));
             // What is set for another etcd of this machine is not meant for this one.
-            for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ETCD_"))
-            {
-                command.env_remove(key);
-            }
+            forget_settings(&mut command, "ETCD_");
             cluster.add(name, client.clone(), command)?;
         }
         Ok(cluster)
@@ -89,15 +86,8 @@ impl Contender for EtcdContender {
         let way = self.way;
         async move {
             let nodes = channels(cluster.addresses())?;
-            let etcd =
-                Etcd { cluster, way, connections: connections.max(1), nodes, channels: Mutex::default() };
-            until_up("etcd", &etcd.cluster, || async {
-                match etcd.is_whole().await? {
-                    true => Ok(()),
-                    false => Err(Problem::failed("its nodes have not come together")),
-                }
-            })
-            .await?;
+            let etcd = Etcd { cluster, way, nodes, channels: Slots::new(connections) };
+            until_whole("etcd", &etcd).await?;
             Ok(Box::new(etcd) as Box<dyn System>)
         }
         .boxed()
@@ -113,10 +103,9 @@ fn channels(addresses: &[String]) -> Result<Vec<Channel>, Problem> {
 struct Etcd {
     cluster: Arc<Cluster>,
     way: Way,
-    connections: usize,
     /// For questions about the cluster, by node.
     nodes: Vec<Channel>,
-    channels: Mutex<HashMap<usize, Vec<Channel>>>,
+    channels: Slots<Vec<Channel>>,
 }
 
 impl Etcd {
@@ -142,15 +131,12 @@ impl Etcd {
 
     /// One of the connections that clients share: a channel to each node, the leader's first.
     async fn channels(&self, number: usize) -> Result<Vec<Channel>, Problem> {
-        let slot = number % self.connections;
-        let known = self.channels.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).cloned();
-        if let Some(channels) = known {
-            return Ok(channels);
-        }
-        let mut channels = channels(self.cluster.addresses())?;
-        channels.rotate_left(self.leader_number().await.unwrap_or_default());
-        let mut kept = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(kept.entry(slot).or_insert(channels).clone())
+        let make = async {
+            let mut channels = channels(self.cluster.addresses())?;
+            channels.rotate_left(self.leader_number().await.unwrap_or_default());
+            Ok(channels)
+        };
+        self.channels.get(number, make).await
     }
 
     async fn new_client(&self, number: usize, goes_on: bool) -> Result<EtcdClient, Problem> {

@@ -17,7 +17,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::wire::{Connection, Kind, NO_NODE, NODE_EXISTS, Reply, Request, Session, describe, refused};
-use super::{LONG_TTL, PATIENCE, find_program, until_up};
+use super::{LONG_TTL, PATIENCE, find_program, until_whole};
 use crate::process::{Cluster, Starter, free_ports};
 use crate::system::{Answer, Contender, Held, LockClient, Problem, System};
 use crate::workload::Workload;
@@ -105,13 +105,7 @@ impl Contender for ZookeeperContender {
     fn connect(&self, cluster: Arc<Cluster>, _connections: usize) -> Answer<'_, Box<dyn System>> {
         async move {
             let zookeeper = Zookeeper { cluster };
-            until_up(NAME, &zookeeper.cluster, || async {
-                match zookeeper.is_whole().await? {
-                    true => Ok(()),
-                    false => Err(Problem::failed("its servers have not come together")),
-                }
-            })
-            .await?;
+            until_whole(NAME, &zookeeper).await?;
             Ok(Box::new(zookeeper) as Box<dyn System>)
         }
         .boxed()
