@@ -152,6 +152,8 @@ impl Replica {
             max_uncommitted_size: 32 * 1024 * 1024,
             max_committed_size_per_ready: 4 * 1024 * 1024,
             batch_append: true,
+            // The next entries tell it, or the next tick: see `tell_commit`.
+            skip_bcast_commit: true,
             ..raft::Config::default()
         };
         let logger = slog::Logger::root(slog::Discard, slog::o!());

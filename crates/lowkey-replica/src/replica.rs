@@ -91,6 +91,8 @@ pub struct Replica {
     /// The term that is on disk. A lone voter leads in the very step in which it votes for itself; if
     /// its messages left before that vote is on disk, a crash would let it lead the same term twice.
     durable_term: u64,
+    /// The highest commit index that this node has told others in an append.
+    told_commit: u64,
     /// What term and commit on disk will be once this turn's records are there.
     saving: Option<(u64, u64)>,
     /// Records that bring the disk in step with what recovery made of it; written in the first turn.
@@ -145,6 +147,7 @@ impl Replica {
             unapplied: VecDeque::new(),
             durable_commit,
             durable_term,
+            told_commit: 0,
             saving: None,
             repairs: Vec::new(),
             held_messages: Vec::new(),
@@ -192,6 +195,7 @@ impl Replica {
         self.node.tick();
         self.node.mut_store().free_some();
         self.snapshots.tick();
+        self.tell_commit();
         self.settle(now);
         if self.leases.is_armed() {
             // R8: clients are not punished for the service's own pause.
@@ -212,6 +216,16 @@ impl Replica {
         }
         for proposal in self.proposals.take_overdue(now) {
             self.output.reply(proposal.call, Err(Failure::OutcomeUnknown));
+        }
+    }
+
+    /// Followers learn what is committed from the next entries; where none follow, a tick tells them. A message of its
+    /// own for every commit would cost each node a turn, and its answer the leader another. A driver that has nothing else
+    /// to do may tell them earlier.
+    pub fn tell_commit(&mut self) {
+        let raft = &mut self.node.raft;
+        if raft.state == StateRole::Leader && raft.raft_log.committed > self.told_commit {
+            raft.bcast_append();
         }
     }
 
@@ -505,6 +519,7 @@ impl Replica {
         if self.node.has_ready() {
             let mut ready = self.node.ready();
             let messages = ready.take_messages();
+            self.note_told(&messages);
             if self.node.raft.term == self.durable_term
                 || mutants::is_active("a lone voter speaks before its vote is on disk")
             {
@@ -548,7 +563,9 @@ impl Replica {
         if let Some(mut ready) = self.ready.take() {
             self.output.messages.extend(ready.take_persisted_messages());
             let mut light = self.node.advance_append(ready);
-            self.output.messages.extend(light.take_messages());
+            let messages = light.take_messages();
+            self.note_told(&messages);
+            self.output.messages.extend(messages);
             self.unapplied.extend(light.take_committed_entries());
         }
         self.apply(now)?;
@@ -560,6 +577,12 @@ impl Replica {
         self.settle(now);
         self.snapshot_if_due();
         Ok(self.take_output())
+    }
+
+    fn note_told(&mut self, messages: &[eraftpb::Message]) {
+        let appends =
+            messages.iter().filter(|message| message.get_msg_type() == eraftpb::MessageType::MsgAppend);
+        self.told_commit = appends.map(|message| message.commit).fold(self.told_commit, u64::max);
     }
 
     fn take_output(&mut self) -> Output {
