@@ -1,10 +1,10 @@
-//! The replica thread: takes in, takes a turn, carries out. Nothing else runs on it.
+//! Drives the replica: takes in, takes a turn, carries out. [`crate::turns`] says who does it when.
 //!
 //! One turn: drain the inbox, step, send what may leave before the disk, write and sync once for the
 //! whole batch, send the rest, answer. While the disk syncs, the next batch gathers in the inbox.
 //!
-//! The thread never goes on after an error that leaves the disk in doubt, nor after a panic: a node
-//! that only half works is worse than one that is gone.
+//! Nobody goes on after an error that leaves the disk in doubt, nor after a panic: a node that only half works is worse
+//! than one that is gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use lowkey_replica::{
     Turn,
 };
 use lowkey_wal::{Record, SealedError, Wal, WalError};
-use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::error::StartError;
@@ -41,9 +40,14 @@ const FULL_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long requests gather at most while entries of this leader are on their way. Where the way to the other nodes
 /// takes longer than this, more than one batch is under way at a time.
-const GATHER: Duration = Duration::from_millis(1);
+const GATHER: Duration = Duration::from_millis(4);
 
-/// Everything that the thread works with.
+/// A sync that takes longer than this holds up the connections, if it is the runtime that waits for it.
+const SLOW_SYNC: Duration = Duration::from_millis(2);
+/// So many of them one after the other, and it is the disk that is slow, not a moment in which all else was busy.
+const SLOW_SYNCS: u32 = 16;
+
+/// Everything that is needed for it.
 pub(crate) struct Driver {
     pub(crate) replica: Replica,
     pub(crate) wal: Wal,
@@ -58,12 +62,37 @@ pub(crate) struct Driver {
     pub(crate) metrics: ReplicaMetrics,
 }
 
-struct Running {
+/// Where it is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Among the connections, which must not wait long for the disk.
+    Runtime,
+    /// On a thread of its own, which may.
+    Thread,
+}
+
+/// How far it went.
+pub(crate) enum Progress {
+    /// Nothing was due, and before then nothing will be unless it comes to the inbox.
+    Nothing { until: Instant },
+    /// A batch was taken in.
+    Batch,
+    /// It cannot go on in this place.
+    ForThread,
+    /// The node is to stop.
+    Stop,
+}
+
+pub(crate) struct Running {
     driver: Driver,
     calls: HashMap<CallId, Answer>,
     next_tick: Nanos,
     /// Until when the next requests may gather: for a while after the last ones were taken.
     gather_until: Option<Instant>,
+    /// What the turn that was begun must save before it goes on, if there was no time for it.
+    unsaved: Option<Persist>,
+    /// How many syncs in a row were slow.
+    slow_syncs: u32,
     /// After the next segment could not be made, it is not tried again before this.
     next_segment_try: Nanos,
     /// As the housekeeper last saw it.
@@ -73,56 +102,64 @@ struct Running {
     idle: bool,
 }
 
-/// Starts the thread. The receiver gets the reason when it ends, or nothing at all if it panicked.
-pub(crate) fn start(driver: Driver) -> Result<oneshot::Receiver<Result<(), StartError>>, StartError> {
-    let (ended, receiver) = oneshot::channel();
-    std::thread::Builder::new()
-        .name("replica".into())
-        .spawn(move || {
-            let _end_on_panic = EndOnPanic("the replica thread");
-            let next_tick = driver.clock.now().after(TICK_NANOS);
-            let running = Running {
-                driver,
-                calls: HashMap::new(),
-                next_tick,
-                gather_until: None,
-                next_segment_try: Nanos(0),
-                space_enough: true,
-                room: DiskRoom::Ample,
-                idle: false,
-            };
-            let outcome = running.run();
-            if let Err(error) = &outcome {
-                tell_the_end(error);
-            }
-            // Nobody listens any more when the process is on its way out.
-            let _ = ended.send(outcome);
-        })
-        .map_err(|source| StartError::Io { doing: "cannot start the replica thread".into(), source })?;
-    Ok(receiver)
-}
-
 impl Running {
-    fn run(mut self) -> Result<(), StartError> {
-        self.driver.links.follow(&self.driver.view.status());
-        loop {
-            let gather_until = self.gather_until.filter(|_| self.driver.replica.is_committing());
-            let batch = self.driver.inbox.take(self.driver.clock.instant(self.next_tick), gather_until);
-            if !batch.requests.is_empty() {
-                self.gather_until = Some(Instant::now() + GATHER);
-            }
-            if self.take_in(batch) {
-                return Ok(self.driver.wal.close()?);
-            }
-            self.tick_if_due()?;
-            self.watch_disk();
-            while self.driver.replica.has_work() {
-                self.turn()?;
-            }
+    pub(crate) fn new(mut driver: Driver) -> Self {
+        driver.links.follow(&driver.view.status());
+        Self {
+            next_tick: driver.clock.now().after(TICK_NANOS),
+            driver,
+            calls: HashMap::new(),
+            gather_until: None,
+            unsaved: None,
+            slow_syncs: 0,
+            next_segment_try: Nanos(0),
+            space_enough: true,
+            room: DiskRoom::Ample,
+            idle: false,
         }
     }
 
-    /// Takes in a batch; true if the thread is to end.
+    /// Puts the log in order.
+    pub(crate) fn close(self) -> Result<(), StartError> {
+        Ok(self.driver.wal.close()?)
+    }
+
+    /// Takes in what is due, and takes turns until the replica has no more to do.
+    pub(crate) fn go_on(&mut self, place: Place) -> Result<Progress, StartError> {
+        if place == Place::Runtime && (self.unsaved.is_some() || self.slow_syncs >= SLOW_SYNCS) {
+            return Ok(Progress::ForThread);
+        }
+        let mut progress = Progress::Batch;
+        // In the middle of a turn the replica takes nothing in.
+        if self.unsaved.is_none() {
+            let gather_until = self.gather_until.filter(|_| self.driver.replica.is_committing());
+            match self.driver.inbox.take(gather_until) {
+                Some(batch) => {
+                    if !batch.requests.is_empty() {
+                        self.gather_until = Some(Instant::now() + GATHER);
+                    }
+                    if self.take_in(batch) {
+                        return Ok(Progress::Stop);
+                    }
+                }
+                None => {
+                    let tick = self.driver.clock.instant(self.next_tick);
+                    progress =
+                        Progress::Nothing { until: gather_until.map_or(tick, |until| until.min(tick)) };
+                }
+            }
+            self.tick_if_due()?;
+            self.watch_disk();
+        }
+        while self.unsaved.is_some() || self.driver.replica.has_work() {
+            if !self.turn(place)? {
+                return Ok(Progress::ForThread);
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Takes in a batch; true if the node is to stop.
     fn take_in(&mut self, batch: Batch) -> bool {
         for event in batch.events {
             match event {
@@ -236,25 +273,39 @@ impl Running {
         }
     }
 
-    fn turn(&mut self) -> Result<(), StartError> {
-        let now = self.driver.clock.now();
-        let Turn { output, persist } = self.driver.replica.begin_turn(now).map_err(fatal)?;
-        self.carry_out(output);
+    /// Takes a turn, or ends one; false if it must be ended elsewhere.
+    fn turn(&mut self, place: Place) -> Result<bool, StartError> {
+        let persist = match self.unsaved.take() {
+            Some(unsaved) => unsaved,
+            None => {
+                let now = self.driver.clock.now();
+                let Turn { output, persist } = self.driver.replica.begin_turn(now).map_err(fatal)?;
+                self.carry_out(output);
+                persist
+            }
+        };
         if !persist.is_empty() {
             self.idle = false;
-            self.persist(persist)?;
+            if !self.persist(&persist, place)? {
+                self.unsaved = Some(persist);
+                return Ok(false);
+            }
         }
         let now = self.driver.clock.now();
         let output = self.driver.replica.end_turn(now).map_err(fatal)?;
         // Before the replies: who has been told of something can see it in the status.
         self.publish();
         self.carry_out(output);
-        Ok(())
+        Ok(true)
     }
 
-    fn persist(&mut self, persist: Persist) -> Result<(), StartError> {
+    /// Saves what a turn must; false, and nothing is saved, if it would take long and must not in this place.
+    fn persist(&mut self, persist: &Persist, place: Place) -> Result<bool, StartError> {
         let mut told = false;
-        if let Some(file) = persist.snapshot {
+        if let Some(file) = &persist.snapshot {
+            if place == Place::Runtime {
+                return Ok(false);
+            }
             while let Err(error) = self.driver.snapshot_files.save(file.index, &file.payload) {
                 match error {
                     SealedError::Full { .. } => wait_for_space(&mut told),
@@ -265,15 +316,18 @@ impl Running {
         let records: Vec<Record> = persist.records.iter().map(wal_record).collect();
         while let Err(error) = self.driver.wal.append(&records) {
             match error {
+                WalError::Full if place == Place::Runtime => return Ok(false),
                 WalError::Full => wait_for_space(&mut told),
                 error => return Err(error.into()),
             }
         }
         let started = Instant::now();
         self.driver.wal.sync()?;
-        self.driver.metrics.log_sync_duration.observe(started.elapsed().as_secs_f64());
+        let took = started.elapsed();
+        self.slow_syncs = if took > SLOW_SYNC { self.slow_syncs.saturating_add(1) } else { 0 };
+        self.driver.metrics.log_sync_duration.observe(took.as_secs_f64());
         self.driver.metrics.log_batch_records.observe(records.len() as f64);
-        Ok(())
+        Ok(true)
     }
 
     fn carry_out(&mut self, output: Output) {
@@ -378,8 +432,8 @@ fn tell_of_divergence(before: Option<Divergence>, divergence: Option<Divergence>
     }
 }
 
-/// Says why the thread, and with it the node, ends by itself.
-fn tell_the_end(error: &StartError) {
+/// Says why the node ends by itself.
+pub(crate) fn tell_the_end(error: &StartError) {
     match error {
         // Only the mark of an orderly stop did not fit.
         StartError::Log(WalError::Full) => {}

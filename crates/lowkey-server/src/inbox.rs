@@ -1,4 +1,4 @@
-//! Where everything waits that the replica thread has to take in.
+//! Where everything waits that the replica has to take in.
 //!
 //! Four lanes, taken in this order at every turn: what the node's own parts report, messages of
 //! peers, requests that keep what exists (renewals, releases, reads), requests that want more
@@ -7,17 +7,17 @@
 //!
 //! While entries of this leader are on their way to the others, requests *gather*: what comes meanwhile goes into the
 //! log together once those are committed, and costs one write, one sync and one message for all. For how long at most is
-//! the thread's to say; a request that comes alone does not wait at all.
+//! for the taker to say; a request that comes alone does not wait at all.
 //!
-//! The thread is woken for what it sleeps for and for nothing less: a wake-up costs more than most requests.
+//! The taker is called for what it waits for and for nothing less: to be called costs more than most requests.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use lowkey_replica::wire::Said;
 use lowkey_replica::{CallId, Failure, Input, Request, Response};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::housekeeper::Report;
 
@@ -71,19 +71,19 @@ struct Lanes {
     keeping: VecDeque<Asked>,
     wanting: VecDeque<Asked>,
     last_call: u64,
-    sleep: Sleep,
+    waiting_for: WaitingFor,
 }
 
-/// What the thread sleeps for.
+/// What the taker waits for.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Sleep {
-    /// It is awake.
+enum WaitingFor {
+    /// Nothing: something is due, and it was called.
     #[default]
-    No,
+    Nothing,
     /// Whatever comes.
-    Light,
+    Anything,
     /// Events, messages, or requests enough: a few of them gather.
-    Deep,
+    Enough,
 }
 
 impl Lanes {
@@ -104,14 +104,14 @@ impl Lanes {
 #[derive(Default)]
 pub(crate) struct Inbox {
     lanes: Mutex<Lanes>,
-    filled: Condvar,
+    filled: Notify,
 }
 
 impl Inbox {
     pub(crate) fn report(&self, event: Event) {
         let mut lanes = self.lanes();
         lanes.events.push_back(event);
-        self.wake(lanes);
+        self.call_taker(lanes);
     }
 
     /// Takes in messages of a peer, as far as there is room.
@@ -119,7 +119,7 @@ impl Inbox {
         let mut lanes = self.lanes();
         let room = MESSAGES_MAX.saturating_sub(lanes.messages.len());
         lanes.messages.extend(messages.into_iter().take(room));
-        self.wake(lanes);
+        self.call_taker(lanes);
     }
 
     /// Takes in a request, unless its lane is full, and says how it is known from now on.
@@ -139,20 +139,30 @@ impl Inbox {
             return call;
         }
         lane.push_back(Asked { call, request, answer });
-        let is_enough = lanes.sleep == Sleep::Light || lanes.request_count() >= GATHERED_ENOUGH;
+        let is_enough = lanes.waiting_for == WaitingFor::Anything || lanes.request_count() >= GATHERED_ENOUGH;
         if is_enough {
-            self.wake(lanes);
+            self.call_taker(lanes);
         }
         call
     }
 
-    /// Wakes the thread, if it sleeps.
-    fn wake(&self, mut lanes: MutexGuard<'_, Lanes>) {
-        let slept = std::mem::take(&mut lanes.sleep);
+    /// Calls the taker, unless it was called before.
+    fn call_taker(&self, mut lanes: MutexGuard<'_, Lanes>) {
+        let waited_for = std::mem::take(&mut lanes.waiting_for);
         drop(lanes);
-        if slept != Sleep::No {
+        if waited_for != WaitingFor::Nothing {
             self.filled.notify_one();
         }
+    }
+
+    /// Resolves when the taker was called, and perhaps once more.
+    pub(crate) async fn filled(&self) {
+        self.filled.notified().await;
+    }
+
+    /// True if the taker was called and has not been there since then.
+    pub(crate) fn is_due(&self) -> bool {
+        self.lanes().waiting_for == WaitingFor::Nothing
     }
 
     /// How much waits in each lane, by its name.
@@ -166,31 +176,26 @@ impl Inbox {
         ]
     }
 
-    /// Waits until there is something to take in, or until the deadline. Until `gather_until` requests are left to
-    /// gather, unless there are enough of them.
-    pub(crate) fn take(&self, deadline: Instant, gather_until: Option<Instant>) -> Batch {
+    /// What is due now; if nothing is, the taker is called when something is. Until `gather_until` requests are left to
+    /// gather, unless there are enough of them; that this time is over, nobody is called for.
+    pub(crate) fn take(&self, gather_until: Option<Instant>) -> Option<Batch> {
         let mut lanes = self.lanes();
-        loop {
-            let now = Instant::now();
-            let gather_until = gather_until.filter(|until| *until > now);
-            let are_due = match lanes.request_count() {
-                0 => false,
-                1..GATHERED_ENOUGH => gather_until.is_none(),
-                _ => true,
-            };
-            if are_due || now >= deadline || !lanes.events.is_empty() || !lanes.messages.is_empty() {
-                return Batch {
-                    events: lanes.events.drain(..).collect(),
-                    messages: lanes.messages.drain(..).collect(),
-                    requests: if are_due { lanes.take_requests() } else { Vec::new() },
-                };
-            }
-            lanes.sleep = if gather_until.is_some() { Sleep::Deep } else { Sleep::Light };
-            let until = gather_until.map_or(deadline, |until| until.min(deadline));
-            let waited = self.filled.wait_timeout(lanes, until - now);
-            lanes = waited.unwrap_or_else(PoisonError::into_inner).0;
-            lanes.sleep = Sleep::No;
+        let gather = gather_until.is_some_and(|until| until > Instant::now());
+        let are_due = match lanes.request_count() {
+            0 => false,
+            1..GATHERED_ENOUGH => !gather,
+            _ => true,
+        };
+        if !are_due && lanes.events.is_empty() && lanes.messages.is_empty() {
+            lanes.waiting_for = if gather { WaitingFor::Enough } else { WaitingFor::Anything };
+            return None;
         }
+        lanes.waiting_for = WaitingFor::Nothing;
+        Some(Batch {
+            events: lanes.events.drain(..).collect(),
+            messages: lanes.messages.drain(..).collect(),
+            requests: if are_due { lanes.take_requests() } else { Vec::new() },
+        })
     }
 
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
@@ -218,6 +223,7 @@ fn wants_more(request: &Request) -> bool {
 mod tests {
     use std::time::Duration;
 
+    use futures::FutureExt as _;
     use lowkey_core::{Command, LeaseId, OwnerId, RequestId, Ttl};
 
     use super::*;
@@ -235,7 +241,7 @@ mod tests {
         let inbox = Inbox::default();
         inbox.ask(create_lease(), oneshot::channel().0);
         inbox.ask(Request::Renew { lease: LeaseId(1) }, oneshot::channel().0);
-        let batch = inbox.take(later(), None);
+        let batch = inbox.take(None).unwrap();
         assert_eq!(batch.requests[0].request, Request::Renew { lease: LeaseId(1) });
         assert_eq!(batch.requests[1].request, create_lease());
     }
@@ -254,23 +260,27 @@ mod tests {
         assert!(receiver.try_recv().is_err(), "the renewal waits for its turn");
     }
 
-    /// Far from now: what comes back before was due.
-    fn later() -> Instant {
-        Instant::now() + Duration::from_secs(60)
+    /// Far from now: what is taken before was due.
+    fn later() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_secs(60))
+    }
+
+    fn requests(batch: Option<Batch>) -> usize {
+        batch.map_or(0, |batch| batch.requests.len())
     }
 
     #[test]
     fn requests_that_gather_are_taken_when_their_time_is_over_or_they_are_enough() {
         let inbox = Inbox::default();
-        let soon = || Some(Instant::now() + Duration::from_millis(1));
         inbox.ask(create_lease(), oneshot::channel().0);
-        assert_eq!(inbox.take(later(), soon()).requests.len(), 1, "nobody gathers for ever");
+        assert_eq!(requests(inbox.take(later())), 0);
+        assert_eq!(requests(inbox.take(Some(Instant::now()))), 1, "nobody gathers for ever");
         inbox.ask(create_lease(), oneshot::channel().0);
-        assert_eq!(inbox.take(later(), None).requests.len(), 1, "nor if it is not asked for");
+        assert_eq!(requests(inbox.take(None)), 1, "nor if it is not asked for");
         for _ in 0..GATHERED_ENOUGH {
             inbox.ask(create_lease(), oneshot::channel().0);
         }
-        assert_eq!(inbox.take(later(), Some(later())).requests.len(), GATHERED_ENOUGH);
+        assert_eq!(requests(inbox.take(later())), GATHERED_ENOUGH);
     }
 
     #[test]
@@ -278,27 +288,29 @@ mod tests {
         let inbox = Inbox::default();
         inbox.ask(create_lease(), oneshot::channel().0);
         inbox.report(Event::Removed);
-        let batch = inbox.take(later(), Some(later()));
+        let batch = inbox.take(later()).unwrap();
         assert_eq!((batch.events.len(), batch.requests.len()), (1, 0));
     }
 
+    /// Whether the taker was called since the last look.
+    fn was_called(inbox: &Inbox) -> bool {
+        inbox.filled().now_or_never().is_some()
+    }
+
     #[test]
-    fn a_thread_that_sleeps_is_woken_by_what_it_sleeps_for() {
-        let inbox = std::sync::Arc::new(Inbox::default());
-        for gather in [false, true] {
-            let taking = {
-                let inbox = std::sync::Arc::clone(&inbox);
-                std::thread::spawn(move || inbox.take(later(), gather.then(later)))
-            };
-            while inbox.lanes().sleep == Sleep::No {
-                std::thread::yield_now();
-            }
-            match gather {
-                false => _ = inbox.ask(create_lease(), oneshot::channel().0),
-                true => inbox.report(Event::Removed),
-            }
-            let batch = taking.join().unwrap();
-            assert_eq!((batch.requests.len(), batch.events.len()), if gather { (0, 1) } else { (1, 0) });
-        }
+    fn the_taker_is_called_once_and_for_what_it_waits_for() {
+        let inbox = Inbox::default();
+        assert!(inbox.take(None).is_none());
+        assert!(!inbox.is_due() && !was_called(&inbox));
+        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.ask(create_lease(), oneshot::channel().0);
+        assert!(inbox.is_due() && was_called(&inbox) && !was_called(&inbox));
+        assert_eq!(requests(inbox.take(None)), 2);
+        assert!(inbox.is_due(), "there may be more: the taker comes back until nothing is due");
+        assert!(inbox.take(later()).is_none());
+        inbox.ask(create_lease(), oneshot::channel().0);
+        assert!(!inbox.is_due() && !was_called(&inbox), "a request gathers");
+        inbox.report(Event::Removed);
+        assert!(inbox.is_due() && was_called(&inbox));
     }
 }

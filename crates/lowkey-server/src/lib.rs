@@ -24,6 +24,7 @@ mod recover;
 mod service;
 mod snapshot_maker;
 mod storage;
+mod turns;
 mod view;
 mod watch;
 

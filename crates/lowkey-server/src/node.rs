@@ -10,13 +10,13 @@ use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeInfo};
 use lowkey_replica::{Replica, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::driver::{self, Driver};
+use crate::driver::Driver;
 use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
 use crate::error::StartError;
 use crate::inbox::{Event, Inbox};
@@ -28,7 +28,7 @@ use crate::service::Service;
 use crate::storage::{DataDirectory, GROUP, SnapshotFiles};
 use crate::view::View;
 use crate::watch::{Hub, HubFeed};
-use crate::{housekeeper, random_bytes, snapshot_maker};
+use crate::{housekeeper, random_bytes, snapshot_maker, turns};
 
 /// How long a leader that stops may take to hand over. This, the ports' own time to end
 /// ([`ServeLimits::shutdown_timeout`]) and the next two add up to less than 5 s.
@@ -50,7 +50,7 @@ pub struct RunningNode {
     service: Arc<Service>,
     client_ports: [JoinHandle<()>; 2],
     peer_port: JoinHandle<()>,
-    ended: oneshot::Receiver<Result<(), StartError>>,
+    ended: turns::Ended,
     /// Stops the clients' ports; later than `Service::stopping`, which ends their streams.
     stop_client_ports: watch::Sender<bool>,
     about: About,
@@ -226,7 +226,7 @@ fn run(
     let replica_metrics = ReplicaMetrics::new();
     let observed = Observed { view: Arc::clone(&view), inbox: Arc::clone(&inbox), hub: hub.clone() };
     let metrics = Metrics::new(&replica_metrics, observed);
-    let ended = driver::start(Driver {
+    let ended = turns::start(Driver {
         replica,
         wal: opened.wal,
         snapshot_files,
