@@ -147,7 +147,8 @@ impl Replica {
             check_quorum: true,
             pre_vote: true,
             read_only_option: raft::ReadOnlyOption::Safe,
-            max_size_per_msg: 512 * 1024,
+            // A peer that is behind gets so much at a time: 8 MiB, and more when it has answered.
+            max_size_per_msg: 32 * 1024,
             max_inflight_msgs: 256,
             max_uncommitted_size: 32 * 1024 * 1024,
             max_committed_size_per_ready: 4 * 1024 * 1024,

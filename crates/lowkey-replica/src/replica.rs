@@ -28,7 +28,7 @@ use raft::{RawNode, Ready, StateRole};
 use crate::config::Config;
 use crate::input::{CallId, DiskRoom, Input, Request};
 use crate::lease_table::{LeaseTable, Renewal};
-use crate::log_store::LogStore;
+use crate::log_store::{LogStore, entry_bytes};
 use crate::output::{Failure, LogRecord, Output, Persist, Response, Turn};
 use crate::proposals::{Proposal, Proposals};
 use crate::reads;
@@ -40,6 +40,8 @@ use crate::wait_table::{Returned, WaitTable};
 const STALL_NANOS: u64 = 250 * MILLISECOND;
 /// How long a caller whose proposal is in doubt is kept waiting for the true outcome.
 const DOUBT_NANOS: u64 = 300 * MILLISECOND;
+/// Bytes of entries in one message to a peer.
+const APPEND_BYTES_MAX: u64 = 1024 * 1024;
 /// Ticks between a leader's heartbeats.
 pub(crate) const HEARTBEAT_TICKS: usize = 5;
 /// The shortest time without a leader, in ticks, after which a node stands for election; the
@@ -518,8 +520,7 @@ impl Replica {
         let mut must_save_hard_state = false;
         if self.node.has_ready() {
             let mut ready = self.node.ready();
-            let messages = ready.take_messages();
-            self.note_told(&messages);
+            let messages = self.in_parts(ready.take_messages());
             if self.node.raft.term == self.durable_term
                 || mutants::is_active("a lone voter speaks before its vote is on disk")
             {
@@ -563,8 +564,7 @@ impl Replica {
         if let Some(mut ready) = self.ready.take() {
             self.output.messages.extend(ready.take_persisted_messages());
             let mut light = self.node.advance_append(ready);
-            let messages = light.take_messages();
-            self.note_told(&messages);
+            let messages = self.in_parts(light.take_messages());
             self.output.messages.extend(messages);
             self.unapplied.extend(light.take_committed_entries());
         }
@@ -579,10 +579,19 @@ impl Replica {
         Ok(self.take_output())
     }
 
-    fn note_told(&mut self, messages: &[eraftpb::Message]) {
-        let appends =
-            messages.iter().filter(|message| message.get_msg_type() == eraftpb::MessageType::MsgAppend);
-        self.told_commit = appends.map(|message| message.commit).fold(self.told_commit, u64::max);
+    /// `raft` puts all entries for a peer into one message, however many they are; it leaves as several that are not too
+    /// large for anybody. Notes also what they tell of commits.
+    fn in_parts(&mut self, messages: Vec<eraftpb::Message>) -> Vec<eraftpb::Message> {
+        let mut parts = Vec::with_capacity(messages.len());
+        for message in messages {
+            if message.get_msg_type() != eraftpb::MessageType::MsgAppend {
+                parts.push(message);
+                continue;
+            }
+            self.told_commit = self.told_commit.max(message.commit);
+            split_append(message, &mut parts);
+        }
+        parts
     }
 
     fn take_output(&mut self) -> Output {
@@ -774,6 +783,30 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
+/// Makes of an append as many as it takes for each to have at most so many bytes of entries, and one entry at least.
+fn split_append(mut message: eraftpb::Message, parts: &mut Vec<eraftpb::Message>) {
+    loop {
+        let mut bytes = 0;
+        let mut is_too_much = |entry: &eraftpb::Entry| {
+            bytes += entry_bytes(entry);
+            bytes > APPEND_BYTES_MAX
+        };
+        let Some(count) = message.entries.iter().position(&mut is_too_much).map(|count| count.max(1)) else {
+            return parts.push(message);
+        };
+        let mut entries: Vec<eraftpb::Entry> = message.take_entries().into();
+        let mut next = message.clone();
+        next.set_entries(entries.split_off(count).into());
+        let last = &entries[count - 1];
+        (next.index, next.log_term) = (last.index, last.term);
+        message.set_entries(entries.into());
+        parts.push(std::mem::replace(&mut message, next));
+        if message.entries.is_empty() {
+            return;
+        }
+    }
+}
+
 /// The lease that a command's operation counts against.
 fn lease_of(command: &Command) -> Option<LeaseId> {
     match command {
@@ -799,4 +832,39 @@ pub(crate) fn mix(seed: u64, value: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An append behind index 1 of term 1, with entries of term 2 of so many bytes.
+    fn append(sizes: &[u64]) -> eraftpb::Message {
+        let mut message = eraftpb::Message { index: 1, log_term: 1, commit: 9, ..Default::default() };
+        let entry = |(offset, size): (usize, &u64)| eraftpb::Entry {
+            index: 2 + offset as u64,
+            term: 2,
+            data: vec![0; *size as usize].into(),
+            ..Default::default()
+        };
+        message.set_entries(sizes.iter().enumerate().map(entry).collect());
+        message
+    }
+
+    /// Where each part begins, the term before it, and how many entries it has.
+    fn parts(sizes: &[u64]) -> Vec<(u64, u64, usize)> {
+        let mut parts = Vec::new();
+        split_append(append(sizes), &mut parts);
+        assert!(parts.iter().all(|part| part.commit == 9));
+        parts.iter().map(|part| (part.index, part.log_term, part.entries.len())).collect()
+    }
+
+    #[test]
+    fn a_large_append_leaves_in_parts_that_follow_each_other() {
+        let half = APPEND_BYTES_MAX / 2;
+        assert_eq!(parts(&[]), [(1, 1, 0)]);
+        assert_eq!(parts(&[10, 20]), [(1, 1, 2)]);
+        assert_eq!(parts(&[10, half, half, half, 10]), [(1, 1, 2), (3, 2, 1), (4, 2, 2)]);
+        assert_eq!(parts(&[10, 3 * half, 10]), [(1, 1, 1), (2, 2, 1), (3, 2, 1)], "one entry always goes");
+    }
 }
