@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use lowkey_core::limits::TTL_SECONDS_MAX;
 use lowkey_replica::{
-    CallId, DiskRoom, Divergence, Fatal, Input, MILLISECOND, Nanos, Output, Persist, Replica, Role, Status,
-    Turn,
+    CallId, DiskRoom, Divergence, Fatal, Input, LogRecord, MILLISECOND, Nanos, Output, Persist, RecordKind,
+    Replica, Role, Status, Turn,
 };
 use lowkey_wal::{Record, SealedError, Wal, WalError};
 
@@ -41,6 +41,11 @@ const FULL_PAUSE: Duration = Duration::from_millis(500);
 /// How long requests gather at most while entries of this leader are on their way. Where the way to the other nodes
 /// takes longer than this, more than one batch is under way at a time.
 const GATHER: Duration = Duration::from_millis(4);
+
+/// Bytes of entries in one batch of the log; a segment holds twice as many.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// What a record takes beside its payload, at most.
+const RECORD_BYTES: usize = 64;
 
 /// A sync that takes longer than this holds up the connections, if it is the runtime that waits for it.
 const SLOW_SYNC: Duration = Duration::from_millis(2);
@@ -275,7 +280,7 @@ impl Running {
 
     /// Takes a turn, or ends one; false if it must be ended elsewhere.
     fn turn(&mut self, place: Place) -> Result<bool, StartError> {
-        let persist = match self.unsaved.take() {
+        let mut persist = match self.unsaved.take() {
             Some(unsaved) => unsaved,
             None => {
                 let now = self.driver.clock.now();
@@ -286,7 +291,7 @@ impl Running {
         };
         if !persist.is_empty() {
             self.idle = false;
-            if !self.persist(&persist, place)? {
+            if !self.persist(&mut persist, place)? {
                 self.unsaved = Some(persist);
                 return Ok(false);
             }
@@ -299,8 +304,8 @@ impl Running {
         Ok(true)
     }
 
-    /// Saves what a turn must; false, and nothing is saved, if it would take long and must not in this place.
-    fn persist(&mut self, persist: &Persist, place: Place) -> Result<bool, StartError> {
+    /// Saves what a turn must; false, and the rest is left, if it would take long and must not in this place.
+    fn persist(&mut self, persist: &mut Persist, place: Place) -> Result<bool, StartError> {
         let mut told = false;
         if let Some(file) = &persist.snapshot {
             if place == Place::Runtime {
@@ -312,21 +317,28 @@ impl Running {
                     error => return Err(error.into()),
                 }
             }
+            persist.snapshot = None;
         }
-        let records: Vec<Record> = persist.records.iter().map(wal_record).collect();
-        while let Err(error) = self.driver.wal.append(&records) {
-            match error {
-                WalError::Full if place == Place::Runtime => return Ok(false),
-                WalError::Full => wait_for_space(&mut told),
-                error => return Err(error.into()),
+        let mut record_count = 0;
+        while !persist.records.is_empty() {
+            let batch = batch_len(&persist.records);
+            let records: Vec<Record> = persist.records[..batch].iter().map(wal_record).collect();
+            while let Err(error) = self.driver.wal.append(&records) {
+                match error {
+                    WalError::Full if place == Place::Runtime => return Ok(false),
+                    WalError::Full => wait_for_space(&mut told),
+                    error => return Err(error.into()),
+                }
             }
+            persist.records.drain(..batch);
+            record_count += batch;
         }
         let started = Instant::now();
         self.driver.wal.sync()?;
         let took = started.elapsed();
         self.slow_syncs = if took > SLOW_SYNC { self.slow_syncs.saturating_add(1) } else { 0 };
         self.driver.metrics.log_sync_duration.observe(took.as_secs_f64());
-        self.driver.metrics.log_batch_records.observe(records.len() as f64);
+        self.driver.metrics.log_batch_records.observe(record_count as f64);
         Ok(true)
     }
 
@@ -387,6 +399,18 @@ impl Running {
             self.driver.view.set_removed();
         }
     }
+}
+
+/// How many of these records go into the log's next batch. It must fit into a segment, and one is cut only between
+/// entries: whatever else there is stays with the hard state behind it.
+fn batch_len(records: &[LogRecord]) -> usize {
+    let mut bytes = 0;
+    let is_next = |record: &LogRecord| {
+        bytes += record.payload.len() + RECORD_BYTES;
+        bytes > BATCH_BYTES && record.kind == RecordKind::Entry
+    };
+    // A single record is never larger than that.
+    records.iter().position(is_next).unwrap_or(records.len()).max(1)
 }
 
 /// Nothing was written, so nothing is lost by trying again; and nothing else can be done meanwhile,
@@ -473,5 +497,27 @@ impl Drop for EndOnPanic {
             tracing::error!("{} panicked: the process ends, since a zombie must not serve", self.0);
             std::process::exit(70);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(kind: RecordKind, bytes: usize) -> LogRecord {
+        LogRecord { kind, index: 1, payload: vec![0; bytes] }
+    }
+
+    #[test]
+    fn more_records_than_fit_are_written_in_several_batches_and_the_hard_state_last() {
+        let entry = || record(RecordKind::Entry, BATCH_BYTES / 3 - RECORD_BYTES);
+        let small = record(RecordKind::HardState, 20);
+        assert_eq!(batch_len(&[entry(), entry(), entry(), small.clone()]), 4);
+        assert_eq!(batch_len(&[entry(), entry(), entry(), entry(), entry(), small.clone()]), 3);
+        assert_eq!(batch_len(&[entry(), entry(), small.clone()]), 3);
+        assert_eq!(batch_len(&[record(RecordKind::Entry, BATCH_BYTES + 1), small]), 1);
+        let cut = record(RecordKind::Compaction, 8);
+        let full = record(RecordKind::Entry, BATCH_BYTES - RECORD_BYTES);
+        assert_eq!(batch_len(&[full, cut.clone(), cut]), 3, "only entries are left for the next");
     }
 }

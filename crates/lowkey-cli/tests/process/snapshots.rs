@@ -11,6 +11,7 @@ use futures::StreamExt as _;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{AcquireLockRequest, CreateLeaseRequest, ReleaseLockRequest};
 use lowkey_wal::{RealDisk, snapshots};
+use rustix::process::Signal;
 use tonic::transport::Channel;
 
 use crate::harness::{Cluster, Node, eventually, long_acquire, rounds};
@@ -102,7 +103,8 @@ fn a_node_that_was_away_comes_back_and_votes() {
     cluster.nodes[other].kill();
     let started = Instant::now();
     cluster.nodes[away].start();
-    let acquire = r#"{"lock_name":"back","owner_id":"o","ttl_seconds":600}"#;
+    // The same request however often it is asked: the first may be in the log, its answer lost with the lead.
+    let acquire = r#"{"lock_name":"back","owner_id":"o","ttl_seconds":600,"request_id":"once"}"#;
     eventually("a majority with the node that was away", || {
         let (status, _) = cluster.nodes[leader].http("POST", "/v1/lock/acquire", acquire)?;
         (status == 200).then_some(())
@@ -116,6 +118,25 @@ fn a_node_that_was_away_comes_back_and_votes() {
         wrote_for.as_millis(),
         took.as_millis()
     );
+}
+
+/// A segment of the log holds 16 MiB, and the whole of what it lacks comes in a few messages.
+#[test]
+fn a_follower_that_stood_still_for_more_than_a_segment_catches_up() {
+    const LOCKS: usize = 4_600;
+    let mut cluster = Cluster::start(3);
+    let leader = cluster.wait_whole();
+    let behind = (leader + 1) % 3;
+    let sent_before = snapshots_sent(&cluster);
+    cluster.nodes[behind].pause();
+    hold_large(&cluster.nodes[leader], LOCKS);
+    cluster.nodes[behind].signal(Signal::CONT);
+    let applied = cluster.nodes[leader].log_position().1;
+    eventually("it has all", || {
+        assert_eq!(cluster.nodes[behind].has_ended(), None, "{}", cluster.nodes[behind].log_text());
+        (cluster.nodes[behind].log_position().1 >= applied).then_some(())
+    });
+    assert_eq!(snapshots_sent(&cluster), sent_before, "it came back by the log");
 }
 
 /// Stands between two nodes; ends connections after so many bytes, or lets nothing pass any more.
