@@ -31,6 +31,9 @@ pub struct Config {
     pub snapshot_bytes_per_entry: u64,
     /// Bytes of entries after which a snapshot is made; more if the last one had more than half of that.
     pub snapshot_bytes: u64,
+    /// A snapshot that was not larger than this is made of the state itself the next time, at once; a larger one of the
+    /// snapshot before it and the log.
+    pub snapshot_at_once_bytes: u64,
     /// Entries that stay in the log behind a snapshot, for peers that are a little behind.
     pub tail_entries: u64,
     /// Entries before these that a leader keeps for a peer that is slow but not gone.
@@ -58,6 +61,7 @@ impl Config {
             snapshot_entries: 10_000,
             snapshot_bytes_per_entry: 64,
             snapshot_bytes: 64 * 1024 * 1024,
+            snapshot_at_once_bytes: 1536 * 1024,
             tail_entries: 1_000,
             slow_entries_max: 100_000,
             slow_bytes_max: 64 * 1024 * 1024,

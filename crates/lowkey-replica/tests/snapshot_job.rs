@@ -1,5 +1,5 @@
 //! The snapshot before, and the entries since, give the live state byte for byte, wherever the line is
-//! drawn between the two.
+//! drawn between the two; and so does the state itself, however much happens before it is written.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ struct Node {
 }
 
 impl Node {
-    fn new(snapshot_entries: u64) -> Self {
+    fn new(snapshot_entries: u64, at_once: bool) -> Self {
         let info = NodeInfo {
             name: NodeName::parse("n1").expect("a good name"),
             identity: Some(NodeIdentity([1; 16])),
@@ -95,6 +95,7 @@ impl Node {
         let config = Config {
             snapshot_entries,
             snapshot_bytes_per_entry: 64 * 1024,
+            snapshot_at_once_bytes: if at_once { u64::MAX } else { 0 },
             tail_entries: 3,
             ..Config::new(1, founding.member, 1)
         };
@@ -210,11 +211,12 @@ proptest! {
     #[test]
     fn snapshot_and_log_give_the_live_state(
         snapshot_entries in 1..30_u64,
+        at_once in any::<bool>(),
         // How many actions the making of a snapshot takes.
         takes in 0..20_usize,
         actions in prop::collection::vec(action(), 100..300),
     ) {
-        let mut node = Node::new(snapshot_entries);
+        let mut node = Node::new(snapshot_entries, at_once);
         let mut begun = 0;
         for (number, action) in actions.iter().enumerate() {
             let under_way = node.job.is_some();

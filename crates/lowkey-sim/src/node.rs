@@ -179,6 +179,8 @@ impl Node {
             snapshot_entries: plan.snapshot_entries,
             // However large the state is: many snapshots are wanted here.
             snapshot_bytes_per_entry: 1024 * 1024,
+            // Some nodes make them in one way, some in the other, and all must make the same.
+            snapshot_at_once_bytes: if (seed ^ self.member).is_multiple_of(2) { u64::MAX } else { 0 },
             tail_entries: plan.tail_entries,
             slow_entries_max: 4 * plan.tail_entries,
             quarantine_nanos: QUARANTINE_NANOS,

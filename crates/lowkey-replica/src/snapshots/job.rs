@@ -1,4 +1,4 @@
-//! The making of a snapshot: the one before it, and the entries since.
+//! The making of a snapshot: the one before it, and the entries since; or what the state was, where that is little.
 //!
 //! A plain function of its inputs, so that it can run on any thread, at any time, and gives the same
 //! bytes everywhere: replicas that make a snapshot of the same index make the same one.
@@ -18,8 +18,16 @@ use crate::wire::{self, SnapshotParts};
 pub struct SnapshotJob {
     base: u64,
     metadata: SnapshotMetadata,
-    /// From behind the base to the snapshot's own index, without gaps.
-    entries: SharedEntries,
+    source: Source,
+}
+
+/// What it is made of.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// The base, and the entries from behind it to the snapshot's own index, without gaps.
+    Entries(SharedEntries),
+    /// The state, encoded.
+    State(Vec<u8>),
 }
 
 /// Why a snapshot could not be made.
@@ -41,8 +49,8 @@ impl From<wire::WireError> for JobError {
 }
 
 impl SnapshotJob {
-    pub(super) fn new(base: u64, metadata: SnapshotMetadata, entries: SharedEntries) -> Self {
-        Self { base, metadata, entries }
+    pub(super) fn new(base: u64, metadata: SnapshotMetadata, source: Source) -> Self {
+        Self { base, metadata, source }
     }
 
     /// The index of the snapshot that this one is made from: the newest that is on disk.
@@ -57,6 +65,19 @@ impl SnapshotJob {
 
     /// Makes it, from the payload of the base's file.
     pub fn run(mut self, base: impl AsRef<[u8]>) -> Result<SnapshotFile, JobError> {
+        let (index, term) = (self.metadata.index, self.metadata.term);
+        let state = match std::mem::replace(&mut self.source, Source::State(Vec::new())) {
+            Source::State(encoded) => encoded,
+            Source::Entries(entries) => self.replayed(base, &entries)?,
+        };
+        let state_hash = State::hash_of_snapshot(&state);
+        let conf_state = self.metadata.take_conf_state();
+        let parts = SnapshotParts { index, term, conf_state, state, state_hash };
+        Ok(SnapshotFile { index, payload: wire::encode_snapshot(parts) })
+    }
+
+    /// What the state must be, encoded.
+    fn replayed(&self, base: impl AsRef<[u8]>, entries: &SharedEntries) -> Result<Vec<u8>, JobError> {
         let parts = wire::decode_snapshot(base.as_ref())?;
         // Of what is as large as the state, no more is kept at a time than is needed.
         drop(base);
@@ -65,19 +86,14 @@ impl SnapshotJob {
         }
         let mut state = read_state(&parts)?;
         drop(parts);
-        for entry in self.entries.iter() {
+        for entry in entries.iter() {
             replay(&mut state, &entry)?;
         }
         let index = self.metadata.index;
         if state.revision() != index {
             return Err(JobError(format!("it ends at index {}, not at {index}", state.revision())));
         }
-        let (state_bytes, term) = (state.encode_snapshot(), self.metadata.term);
-        drop(state);
-        let state_hash = State::hash_of_snapshot(&state_bytes);
-        let conf_state = self.metadata.take_conf_state();
-        let parts = SnapshotParts { index, term, conf_state, state: state_bytes, state_hash };
-        Ok(SnapshotFile { index, payload: wire::encode_snapshot(parts) })
+        Ok(state.encode_snapshot())
     }
 }
 

@@ -226,6 +226,7 @@ impl Cluster {
         config.snapshot_entries = snapshot_entries;
         config.snapshot_bytes = snapshot_bytes;
         config.snapshot_bytes_per_entry = self.settings.snapshot_bytes_per_entry;
+        config.snapshot_at_once_bytes = 0;
         config.tail_entries = tail_entries;
         config.slow_entries_max = self.settings.slow_entries_max;
         config.slow_bytes_max = self.settings.slow_bytes_max;
