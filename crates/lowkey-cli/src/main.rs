@@ -22,7 +22,8 @@ use commands::{bench, changes, completions, detached, dev, locks, member, recove
 use exit::Failure;
 
 /// Requests are made on one thread and dropped on another, and memory that a burst needed is to go back afterwards:
-/// both are what this allocator is good at.
+/// both are what this allocator is good at. Without huge pages: they were an eighth of a node's memory with 50,000 leases,
+/// and made nothing faster.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -106,8 +106,8 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
         return complain(&problem, EXIT_USAGE);
     }
     raise_file_limit();
-    // The replica thread has a core to itself. Were there as many workers as cores, they would wake each other for
-    // work that one of them could do.
+    // One core is left for the replica's thread and whatever makes snapshots. Were there as many workers as cores, they
+    // would wake each other for work that one of them could do.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let workers = cores.saturating_sub(1).max(1);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
