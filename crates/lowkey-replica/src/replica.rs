@@ -51,6 +51,10 @@ pub(crate) const HEARTBEAT_TICKS: usize = 5;
 /// longest is just below twice that.
 pub(crate) const ELECTION_TICKS: usize = 20;
 
+/// A term that is further ahead than this is not the work of elections, however long this node slept. Who followed it
+/// would have all others follow.
+const TERM_LEAP_MAX: u64 = 1 << 32;
+
 /// One node's copy of a group. See the module for how to drive it.
 pub struct Replica {
     pub(crate) config: Config,
@@ -243,6 +247,17 @@ impl Replica {
         match message.get_msg_type() {
             // A leader never tells a follower of more than the follower has; `raft` would panic.
             MessageType::MsgHeartbeat if message.commit > self.node.raft.raft_log.last_index() => return,
+            // Nor has a follower what its leader has not; `raft` would take all that comes later for acknowledged.
+            MessageType::MsgAppendResponse
+                if !message.reject && message.index > self.node.raft.raft_log.last_index() =>
+            {
+                return;
+            }
+            // Who has never heard of a term is no voter yet: it gets the state before it may vote. `raft` could not even
+            // say no.
+            MessageType::MsgRequestVote | MessageType::MsgRequestPreVote if self.node.raft.term == 0 => {
+                return;
+            }
             // A disk without room cannot take entries; the leader will send them again.
             MessageType::MsgAppend if self.disk == DiskRoom::Exhausted => return,
             // A snapshot comes with its state: see `receive_snapshot`.
@@ -255,7 +270,9 @@ impl Replica {
 
     /// True if a message is for this node, and from one that may speak to it.
     pub(crate) fn is_for_this(&self, message: &eraftpb::Message) -> bool {
-        message.to == self.config.member.0 && !self.is_strange(message)
+        message.to == self.config.member.0
+            && message.term.saturating_sub(self.node.raft.term) <= TERM_LEAP_MAX
+            && !self.is_strange(message)
     }
 
     /// From a node that this one has not heard of, while there is a leader. It may be newer than what is

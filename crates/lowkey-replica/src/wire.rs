@@ -314,6 +314,10 @@ fn from_message(proto: MessageProto) -> Result<eraftpb::Message, WireError> {
     if proto.term > TERM_MAX {
         return Err(WireError(format!("a message of term {}, which no election leads to", proto.term)));
     }
+    // No node has one. By it `raft` may turn a vote down where it counts on granting it, and panic.
+    if proto.priority != 0 {
+        return Err(WireError(format!("a message of priority {}, which no node has", proto.priority)));
+    }
     let mut message = eraftpb::Message::default();
     message.set_msg_type(message_type(proto.kind)?);
     message.to = proto.to;
@@ -330,7 +334,6 @@ fn from_message(proto: MessageProto) -> Result<eraftpb::Message, WireError> {
     message.reject = proto.reject;
     message.reject_hint = proto.reject_hint;
     message.context = proto.context.into();
-    message.priority = proto.priority;
     match (message.get_msg_type(), proto.snapshot) {
         (eraftpb::MessageType::MsgSnapshot, Some(snapshot)) => {
             message.mut_snapshot().set_metadata(from_snapshot_head(snapshot)?);

@@ -31,7 +31,8 @@
 //! - `turn N [crash=before_persist|after_snapshot|after_persist]`
 //!
 //! Network: `queue`, `deliver [FROM TO] [kind=KIND]` (with `[step]` no turn is taken yet), `drop FROM TO [kind=KIND]`, `cut A B`,
-//! `isolate N`, `heal`, `corrupt FROM TO`: flips a bit in a snapshot under way, `misdeliver FROM TO N`
+//! `isolate N`, `heal`, `corrupt FROM TO`: flips a bit in a snapshot under way, `misdeliver FROM TO N`,
+//! `boast FROM TO`: an acknowledgement under way is for far more than it was
 //!
 //! Disk: `room N ample|reserve|exhausted`, `save N [fail|file_only]` with `hold_snapshots=true`, `dump N…`
 //!
@@ -231,6 +232,16 @@ impl Runner {
                     self.cluster.take(from, to, Some("Snapshot")).ok_or("no snapshot is under way")?;
                 let payload = letter.snapshot.as_mut().ok_or("it has no snapshot with it")?;
                 *payload.last_mut().ok_or("an empty snapshot")? ^= 1;
+                self.cluster.resend(letter);
+                Ok(())
+            }
+            "boast" => {
+                let (from, to) = (node_id(next(args)?)?, node_id(next(args)?)?);
+                let mut letter = self
+                    .cluster
+                    .take(from, to, Some("AppendResponse"))
+                    .ok_or("no acknowledgement is under way")?;
+                letter.message.index += 1_000;
                 self.cluster.resend(letter);
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! What travels between replicas: read back as it was written, and never trusted.
 
-use lowkey_core::{ClusterId, NodeIdentity, NodeInfo, NodeName};
+use lowkey_core::{ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName};
 use lowkey_replica::{Config, Input, Message, MessageType, Nanos, Replica, found, wire};
 
 const PEER_KINDS: [MessageType; 10] = [
@@ -43,7 +43,6 @@ fn message(kind: MessageType) -> Message {
     message.reject = true;
     message.reject_hint = 4;
     message.context = vec![1, 2, 3].into();
-    message.priority = -1;
     if kind == MessageType::MsgAppend {
         for index in [8, 9] {
             let entry = message.mut_entries().push_default();
@@ -110,6 +109,15 @@ fn a_message_without_term_or_sender_is_refused() {
 }
 
 #[test]
+fn a_message_with_a_priority_is_refused() {
+    for priority in [-1, 1, i64::MAX] {
+        let mut message = message(MessageType::MsgRequestPreVote);
+        message.priority = priority;
+        assert!(wire::decode_message(&wire::encode_message(1, message)).is_err());
+    }
+}
+
+#[test]
 fn entries_out_of_order_are_refused() {
     for (at, index) in [(0, 7), (0, 9), (1, 8), (1, 10)] {
         let mut message = message(MessageType::MsgAppend);
@@ -168,18 +176,26 @@ fn mutated_messages_never_panic() {
     }
 }
 
-/// Answers and votes may say anything: a leader may be wrong about a peer then, but goes on.
-#[test]
-fn a_replica_survives_any_answer_from_a_stranger() {
+const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+fn take_turns(replica: &mut Replica) {
+    while replica.has_work() {
+        replica.begin_turn(Nanos(0)).expect("a turn begins");
+        replica.end_turn(Nanos(0)).expect("and ends");
+    }
+}
+
+/// Leads in term 2, alone.
+fn leader() -> Replica {
     let node = NodeInfo {
-        name: NodeName::parse("n1").unwrap(),
+        name: NodeName::parse("n1").expect("a good name"),
         identity: Some(NodeIdentity([1; 16])),
         raft_address: String::new(),
         grpc_address: String::new(),
         http_address: String::new(),
         command_version: 1,
     };
-    let founding = found(ClusterId([7; 16]), node);
+    let founding = found(CLUSTER, node);
     let hard_state = founding.records[0].payload.clone();
     let on_disk = lowkey_replica::Found {
         snapshot: Some(founding.snapshot.payload),
@@ -188,15 +204,50 @@ fn a_replica_survives_any_answer_from_a_stranger() {
         ..Default::default()
     };
     let config = Config::new(1, founding.member, 1);
-    let mut replica = Replica::recover(config, ClusterId([7; 16]), on_disk).unwrap();
+    let mut replica = Replica::recover(config, CLUSTER, on_disk).expect("a founded cluster");
+    take_turns(&mut replica);
+    replica
+}
+
+/// Has joined, and knows neither a term nor a member.
+fn joiner() -> Replica {
+    let config = Config::new(1, MemberId(1), 1);
+    Replica::recover(config, CLUSTER, lowkey_replica::Found::default()).expect("an empty disk")
+}
+
+fn take_in(replica: &mut Replica, message: Message) {
+    replica.step(Nanos(0), Input::Message(Box::new(message)));
+    take_turns(replica);
+}
+
+/// Answers and votes may say anything: a leader may be wrong about a peer then, but goes on.
+#[test]
+fn a_replica_survives_any_answer_from_a_stranger() {
+    let mut replica = leader();
     for kind in PEER_KINDS {
-        let mut message = message(kind);
-        message.term = 2;
-        replica.step(Nanos(0), Input::Message(Box::new(message)));
-        while replica.has_work() {
-            replica.begin_turn(Nanos(0)).unwrap();
-            replica.end_turn(Nanos(0)).unwrap();
-        }
+        take_in(&mut replica, Message { term: 2, ..message(kind) });
     }
     assert!(replica.status().serving);
+}
+
+#[test]
+fn a_joiner_survives_whatever_a_stranger_says_first() {
+    for kind in PEER_KINDS {
+        for priority in [0, -1] {
+            for index in [0, 7] {
+                let entries = Vec::new().into();
+                let said = Message { term: 1, priority, index, log_term: index, entries, ..message(kind) };
+                take_in(&mut joiner(), said);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_term_that_no_election_leads_to_is_not_followed() {
+    for kind in PEER_KINDS {
+        let mut replica = joiner();
+        take_in(&mut replica, Message { term: (1 << 32) + 1, ..message(kind) });
+        assert_eq!(replica.status().term, 0, "{kind:?}");
+    }
 }
