@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::codegen::Service;
 
 use super::stopped;
@@ -32,6 +32,8 @@ use super::stopped;
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How long to wait after an error of accepting.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often such an error is told while it lasts.
+const ACCEPT_TOLD_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a port bears.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +91,9 @@ pub async fn serve(
     let builder = connection_builder(&limits);
     let mut connections = JoinSet::new();
     let mut stop_signal = Box::pin(stopped(stop.clone()));
-    let mut is_full = false; // so that a crowd fills the port, but not the log
+    // So that a crowd fills the port, but not the log.
+    let mut is_full = false;
+    let mut accept_told: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             biased;
@@ -115,7 +119,10 @@ pub async fn serve(
             }
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept connections: will try again");
+                if accept_told.is_none_or(|told| told.elapsed() >= ACCEPT_TOLD_INTERVAL) {
+                    tracing::warn!(%error, "cannot accept connections: will try again");
+                    accept_told = Some(Instant::now());
+                }
                 sleep(ACCEPT_PAUSE).await;
             }
         }
