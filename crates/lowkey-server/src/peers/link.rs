@@ -1,6 +1,6 @@
 //! One node's link to one other.
 //!
-//! One task keeps a connection for messages (`messages.rs`); two share another one, that tonic makes and remakes: for
+//! One task keeps a connection for messages (`outlet.rs`); two share another one, that tonic makes and remakes: for
 //! snapshots and for forwarded requests. They end when the link is dropped.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::Hello;
 use super::complaints::OfMember;
 use super::forward::{Forward, forward_requests};
-use super::messages::{Outlet, keep_connected};
+use super::outlet::{Outlet, keep_connected};
 use super::proto::peer_client::PeerClient;
 use super::snapshots::{Outgoing, send_snapshots};
 use crate::inbox::Inbox;

@@ -10,9 +10,11 @@
 
 mod complaints;
 mod forward;
+mod frames;
 pub(crate) mod hello;
 mod link;
 mod messages;
+mod outlet;
 mod server;
 mod snapshots;
 
@@ -24,9 +26,9 @@ use lowkey_replica::{Message, MessageType, Report, Status, wire};
 use tokio::sync::mpsc;
 
 pub(crate) use forward::{Forward, ForwardError, Forwarded};
+use frames::add_frame;
 pub(crate) use hello::Hello;
 use link::Link;
-use messages::add_frame;
 pub(crate) use server::router;
 use snapshots::{Delivery, Outgoing};
 

@@ -1,0 +1,60 @@
+//! Messages one after the other in a stream of bytes: each with its length before it (4 bytes, little endian).
+
+use bytes::{Buf as _, BytesMut};
+use tonic::Status;
+
+use super::link::FRAME_BYTES_MAX;
+
+const LENGTH_BYTES: usize = 4;
+
+/// Puts a message into a frame, behind the frames that are there.
+pub(super) fn add_frame(frames: &mut Vec<u8>, message: &[u8]) {
+    // A message is never larger than the largest frame, which is far below this.
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    frames.extend_from_slice(&length.to_le_bytes());
+    frames.extend_from_slice(message);
+}
+
+/// The next whole frame, if it is there.
+pub(super) fn take_frame(received: &mut BytesMut) -> Result<Option<BytesMut>, Status> {
+    let Some(length) = received.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > FRAME_BYTES_MAX {
+        return Err(Status::invalid_argument(format!("a frame of {length} bytes")));
+    }
+    if received.len() < LENGTH_BYTES + length {
+        received.reserve(LENGTH_BYTES + length - received.len());
+        return Ok(None);
+    }
+    received.advance(LENGTH_BYTES);
+    Ok(Some(received.split_to(length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_out_as_they_went_in_however_they_arrive() {
+        let mut sent = Vec::new();
+        let messages: [&[u8]; 4] = [b"one", b"", &[7; 300], b"four"];
+        for message in messages {
+            add_frame(&mut sent, message);
+        }
+        let (mut received, mut heard) = (BytesMut::new(), Vec::new());
+        for part in sent.chunks(7) {
+            received.extend_from_slice(part);
+            while let Some(frame) = take_frame(&mut received).unwrap() {
+                heard.push(frame.to_vec());
+            }
+        }
+        assert_eq!(heard, messages);
+        assert!(received.is_empty());
+    }
+
+    #[test]
+    fn a_frame_beyond_all_measure_is_refused_before_it_is_read() {
+        let mut received = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
+        assert!(take_frame(&mut received).is_err());
+    }
+}
