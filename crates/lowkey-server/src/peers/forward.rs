@@ -4,9 +4,10 @@
 //! answered may have been, and the two are told apart.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use lowkey_core::MemberId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -47,7 +48,8 @@ const OUTGOING_MAX: usize = 1024;
 const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Opens the stream when the first request comes, and anew after it broke.
-pub(super) async fn forward_requests(mut wire: Wire, mut forwards: mpsc::Receiver<Forward>) {
+pub(super) async fn forward_requests(mut wire: Wire, forwards: Arc<Mutex<mpsc::Receiver<Forward>>>) {
+    let mut forwards = forwards.lock().await;
     while let Some(first) = forwards.recv().await {
         // What no stream carries needs not be taken back.
         let Forward::Request(first) = first else { continue };

@@ -3,6 +3,7 @@
 //! A node of another cluster, a stranger, or a node that came back under another identity must not
 //! get a single message into this node's replica.
 
+use http::HeaderMap;
 use lowkey_core::{ClusterId, MemberId, NodeIdentity};
 use lowkey_replica::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -15,6 +16,8 @@ const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
 /// On a refusal: the caller has been a member and is none any more. It will never be let in again.
 const REMOVED: &str = "lowkey-removed";
+/// How much of another's reason is told.
+const CAUSE_CHARS_MAX: usize = 200;
 
 /// The refusal of a member that was removed.
 pub(crate) fn refuse_removed(member: MemberId) -> GrpcStatus {
@@ -27,6 +30,35 @@ pub(crate) fn refuse_removed(member: MemberId) -> GrpcStatus {
 /// True if a refusal says that this node was removed.
 pub(crate) fn says_removed(status: &GrpcStatus) -> bool {
     status.code() == Code::PermissionDenied && status.metadata().contains_key(REMOVED)
+}
+
+/// A refusal as it stands in an answer's headers, if there is one. `tonic` has this as well, and panics on details that it
+/// cannot read; who refuses may be anybody.
+pub(super) fn read_refusal(headers: &HeaderMap) -> Option<GrpcStatus> {
+    let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
+    let cause = headers.get("grpc-message").map(|cause| unescaped(cause.as_bytes())).unwrap_or_default();
+    let mut refusal = GrpcStatus::new(code, cut(&cause, CAUSE_CHARS_MAX));
+    if headers.contains_key(REMOVED) {
+        refusal.metadata_mut().insert(REMOVED, MetadataValue::from_static("true"));
+    }
+    Some(refusal)
+}
+
+/// `%20` and the like as what they stand for.
+fn unescaped(mut text: &[u8]) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    while let [first, rest @ ..] = text {
+        let escaped = rest.first_chunk::<2>().filter(|_| *first == b'%');
+        let byte = escaped.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok());
+        bytes.push(byte.unwrap_or(*first));
+        text = if byte.is_some() { &rest[2..] } else { rest };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What others say is not quoted at any length.
+fn cut(text: &str, chars_max: usize) -> String {
+    text.chars().take(chars_max).collect()
 }
 
 /// Who this node is, as it tells its peers.
@@ -210,5 +242,29 @@ mod tests {
         let others = vec![member(1, Some(1)), member(2, Some(9))];
         let refused = check(2, &status(others, &[], 3)).unwrap_err();
         assert!(!says_removed(&refused) && refused.message().contains("another identity"), "{refused:?}");
+    }
+
+    #[test]
+    fn a_refusal_is_read_as_it_was_written() {
+        for refusal in [refuse_removed(MemberId(3)), GrpcStatus::failed_precondition("100 % of “this”\n")]
+        {
+            let read = read_refusal(refusal.clone().into_http::<()>().headers()).unwrap();
+            assert_eq!((read.code(), read.message()), (refusal.code(), refusal.message()));
+            assert_eq!(says_removed(&read), says_removed(&refusal));
+        }
+        assert!(read_refusal(&HeaderMap::new()).is_none());
+    }
+
+    #[test]
+    fn of_a_refusal_nothing_is_believed_that_need_not_be() {
+        let long = format!("%{}", "x".repeat(10_000));
+        for (code, cause) in [("7", "%"), ("no code", "%f"), ("99", "%ff%zz"), ("7", &long)] {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-status", code.parse().unwrap());
+            headers.insert("grpc-message", cause.parse().unwrap());
+            headers.insert("grpc-status-details-bin", "%%%".parse().unwrap());
+            let read = read_refusal(&headers).unwrap();
+            assert!(read.message().chars().count() <= CAUSE_CHARS_MAX);
+        }
     }
 }

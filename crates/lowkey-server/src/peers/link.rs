@@ -3,12 +3,15 @@
 //! One task keeps a connection for messages (`outlet.rs`); two share another one, that tonic makes and remakes: for
 //! snapshots and for forwarded requests. They end when the link is dropped.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use lowkey_core::MemberId;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tonic::transport::{Channel, Endpoint};
 
 use super::Hello;
@@ -24,6 +27,8 @@ use crate::storage::SnapshotFiles;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait before a broken link is made again.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// How long to wait before a task that panicked begins again.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// Requests that may wait for a slow leader.
 const FORWARDS_MAX: usize = 16_384;
 /// The largest message: an append of the largest size.
@@ -76,14 +81,49 @@ impl Link {
                     .max_decoding_message_size(FRAME_BYTES_MAX)
                     .max_encoding_message_size(FRAME_BYTES_MAX);
                 let wire = Wire { hello, inbox, to, client, told: OfMember::default() };
-                tasks.spawn(keep_connected(wire.clone(), address.clone(), outlet.clone()));
-                tasks.spawn(send_snapshots(wire.clone(), snapshot_files, snapshot_queue));
-                tasks.spawn(forward_requests(wire, forwards));
+                let (near, dialled, messages) = (wire.clone(), address.clone(), outlet.clone());
+                tasks.spawn(keep_up(to, "messages", move || {
+                    keep_connected(near.clone(), dialled.clone(), messages.clone())
+                }));
+                let (near, queue) = (wire.clone(), Arc::new(Mutex::new(snapshot_queue)));
+                tasks.spawn(keep_up(to, "snapshots", move || {
+                    send_snapshots(near.clone(), snapshot_files.clone(), Arc::clone(&queue))
+                }));
+                let forwards = Arc::new(Mutex::new(forwards));
+                tasks.spawn(keep_up(to, "requests", move || {
+                    forward_requests(wire.clone(), Arc::clone(&forwards))
+                }));
             }
             Err(error) => {
                 tracing::error!(member = to.0, address, %error, "a member's address cannot be used");
             }
         }
         Self { address, outlet, frames: Vec::new(), snapshots, forwarder, _tasks: tasks }
+    }
+}
+
+/// Runs a task of a link, and begins it again if it panics: what somebody else said must not end a link for ever while the
+/// node seems well.
+async fn keep_up<F: Future<Output = ()>>(to: MemberId, what: &str, begin: impl Fn() -> F) {
+    while AssertUnwindSafe(begin()).catch_unwind().await.is_err() {
+        tracing::error!(member = to.0, "a link to a member panicked ({what}); it begins again");
+        sleep(PANIC_PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_begins_again_and_one_that_ends_does_not() {
+        let begun = AtomicU32::new(0);
+        keep_up(MemberId(2), "tests", async || {
+            assert!(begun.fetch_add(1, Ordering::Relaxed) > 1, "as it is meant to");
+        })
+        .await;
+        assert_eq!(begun.into_inner(), 3);
     }
 }

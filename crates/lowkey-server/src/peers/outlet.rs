@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
-use super::hello::says_removed;
+use super::hello::{read_refusal, says_removed};
 use super::link::{CONNECT_TIMEOUT, RETRY_PAUSE, Wire};
 use super::messages::{PATH, PROTOCOL, UPGRADE};
 use super::unreachable;
@@ -148,7 +148,7 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
     let exchange = async {
         let response = sender.send_request(request).await.map_err(away)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            let refusal = Status::from_header_map(response.headers());
+            let refusal = read_refusal(response.headers());
             let strange = || {
                 Status::failed_precondition(format!(
                     "no node of this version is at {address}: HTTP status {}",
@@ -192,7 +192,15 @@ impl Drop for Closing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use lowkey_core::{ClusterId, MemberId, NodeIdentity};
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+    use tonic::transport::Endpoint;
+
     use super::*;
+    use crate::peers::Hello;
+    use crate::peers::complaints::OfMember;
+    use crate::peers::proto::peer_client::PeerClient;
 
     #[test]
     fn what_a_full_socket_does_not_take_is_sent_first_later() {
@@ -223,5 +231,48 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(reader.join().unwrap() == sent);
+    }
+
+    /// A link's side of a connection to a member at this address.
+    fn wire(address: &str) -> Wire {
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
+        Wire {
+            hello: Arc::new(Hello {
+                cluster: ClusterId([7; 16]),
+                own: MemberId(1),
+                identity: NodeIdentity([1; 16]),
+                raft_address: "127.0.0.1:1".to_owned(),
+            }),
+            inbox: Arc::default(),
+            to: MemberId(2),
+            client: PeerClient::new(channel),
+            told: OfMember::default(),
+        }
+    }
+
+    /// Somebody who is called, listens to the hello, and then says this.
+    async fn answer_once(listener: &TcpListener, answer: &[u8]) -> TcpStream {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut hello = Vec::new();
+        while !hello.ends_with(b"\r\n\r\n") {
+            hello.push(stream.read_u8().await.unwrap());
+        }
+        stream.write_all(answer).await.unwrap();
+        stream
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_cannot_be_read_does_not_end_the_link() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let link = tokio::spawn(keep_connected(wire(&address), address, Outlet::default()));
+        let refusal =
+            b"HTTP/1.1 200 OK\r\ngrpc-status: 7\r\ngrpc-message: %\r\ngrpc-status-details-bin: %%%\r\n\
+            content-length: 0\r\n\r\n";
+        for _ in 0..2 {
+            let called = timeout(Duration::from_secs(20), answer_once(&listener, refusal)).await;
+            called.expect("it calls again");
+        }
+        link.abort();
     }
 }

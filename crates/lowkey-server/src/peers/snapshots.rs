@@ -71,8 +71,9 @@ impl Drop for Delivery {
 pub(super) async fn send_snapshots(
     mut wire: Wire,
     files: SnapshotFiles,
-    mut queue: mpsc::Receiver<Outgoing>,
+    queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Outgoing>>>,
 ) {
+    let mut queue = queue.lock().await;
     let mut complaints = Rarely::default();
     while let Some(Outgoing { message, delivery }) = queue.recv().await {
         let index = message.get_snapshot().get_metadata().index;
