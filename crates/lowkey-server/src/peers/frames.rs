@@ -3,9 +3,9 @@
 use bytes::{Buf as _, BytesMut};
 use tonic::Status;
 
-use super::link::FRAME_BYTES_MAX;
-
 const LENGTH_BYTES: usize = 4;
+/// The largest message. An append holds about a mebibyte of entries, and one entry more.
+const FRAME_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Puts a message into a frame, behind the frames that are there.
 pub(super) fn add_frame(frames: &mut Vec<u8>, message: &[u8]) {
@@ -15,6 +15,22 @@ pub(super) fn add_frame(frames: &mut Vec<u8>, message: &[u8]) {
     frames.extend_from_slice(message);
 }
 
+/// The first of these frames, as many as fit.
+pub(super) fn fitting(frames: &[u8], room: usize) -> &[u8] {
+    if frames.len() <= room {
+        return frames;
+    }
+    let mut end = 0;
+    while let Some(length) = frames[end..].first_chunk::<LENGTH_BYTES>() {
+        let next = end + LENGTH_BYTES + u32::from_le_bytes(*length) as usize;
+        if next > room {
+            break;
+        }
+        end = next;
+    }
+    &frames[..end]
+}
+
 /// The next whole frame, if it is there.
 pub(super) fn take_frame(received: &mut BytesMut) -> Result<Option<BytesMut>, Status> {
     let Some(length) = received.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
@@ -22,8 +38,8 @@ pub(super) fn take_frame(received: &mut BytesMut) -> Result<Option<BytesMut>, St
     if length > FRAME_BYTES_MAX {
         return Err(Status::invalid_argument(format!("a frame of {length} bytes")));
     }
+    // Room is made for what arrives, not for what is announced: the one costs its sender as much, the other nothing.
     if received.len() < LENGTH_BYTES + length {
-        received.reserve(LENGTH_BYTES + length - received.len());
         return Ok(None);
     }
     received.advance(LENGTH_BYTES);
@@ -56,5 +72,22 @@ mod tests {
     fn a_frame_beyond_all_measure_is_refused_before_it_is_read() {
         let mut received = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
         assert!(take_frame(&mut received).is_err());
+    }
+
+    #[test]
+    fn a_frame_that_is_only_announced_takes_no_memory() {
+        let mut received = BytesMut::from(&(FRAME_BYTES_MAX as u32).to_le_bytes()[..]);
+        assert!(take_frame(&mut received).unwrap().is_none());
+        assert!(received.capacity() < 1024);
+    }
+
+    #[test]
+    fn of_many_frames_the_first_fit_and_each_is_whole() {
+        let mut frames = Vec::new();
+        for message in [&[1; 10][..], &[2; 20], &[]] {
+            add_frame(&mut frames, message);
+        }
+        let lengths = [0, 13, 14, 37, 38, 41, 42, 43].map(|room| fitting(&frames, room).len());
+        assert_eq!(lengths, [0, 0, 14, 14, 38, 38, 42, 42]);
     }
 }

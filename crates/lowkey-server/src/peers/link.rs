@@ -31,8 +31,8 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// Requests that may wait for a slow leader.
 const FORWARDS_MAX: usize = 16_384;
-/// The largest message: an append of the largest size.
-pub(super) const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The largest message of a call: a list of locks that was passed on.
+pub(super) const CALL_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// The near end of a link. Dropping it ends the link.
 pub(crate) struct Link {
@@ -78,8 +78,8 @@ impl Link {
                     .keep_alive_while_idle(true)
                     .connect_lazy();
                 let client = PeerClient::new(channel)
-                    .max_decoding_message_size(FRAME_BYTES_MAX)
-                    .max_encoding_message_size(FRAME_BYTES_MAX);
+                    .max_decoding_message_size(CALL_BYTES_MAX)
+                    .max_encoding_message_size(CALL_BYTES_MAX);
                 let wire = Wire { hello, inbox, to, client, told: OfMember::default() };
                 let (near, dialled, messages) = (wire.clone(), address.clone(), outlet.clone());
                 tasks.spawn(keep_up(to, "messages", move || {

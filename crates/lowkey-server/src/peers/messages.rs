@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - A frame is sent whole or with the end of its connection: what a full socket does not take now is sent first later.
-//! - What does not fit into what may wait for a slow member is dropped and reported: Raft lives with that.
+//! - What does not fit into what may wait for a slow member is dropped, frame by frame, and reported: Raft repeats it.
 //! - The callee says nothing after the 101: whatever is heard from it is the end of the connection.
 
 use std::sync::Arc;

@@ -44,7 +44,7 @@ pub(crate) mod proto {
 /// Bytes of memory that a link keeps for its messages between turns.
 const FRAMES_KEPT_BYTES: usize = 64 * 1024;
 
-/// The links of the replica thread: where its messages go.
+/// The links of the replica: where its messages go.
 pub(crate) struct Links {
     hello: Arc<Hello>,
     inbox: Arc<Inbox>,

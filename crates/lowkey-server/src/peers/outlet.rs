@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
+use bytes::{Buf as _, BytesMut};
 use http::{HeaderValue, StatusCode, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -16,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
+use super::frames::fitting;
 use super::hello::{read_refusal, says_removed};
 use super::link::{CONNECT_TIMEOUT, RETRY_PAUSE, Wire};
 use super::messages::{PATH, PROTOCOL, UPGRADE};
@@ -26,8 +28,8 @@ use crate::inbox::Event;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long what was sent may go without an acknowledgement before the connection counts as broken.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// Bytes that may wait for a slow member.
-const UNSENT_MAX: usize = 64 * 1024 * 1024;
+/// Bytes that may wait for a slow member: many times the largest message.
+const UNSENT_MAX: usize = 32 * 1024 * 1024;
 
 /// Where the messages for one member leave. Who takes the replica's turn writes; a task keeps it connected.
 #[derive(Clone, Default)]
@@ -40,25 +42,23 @@ struct Connected {
     /// Does not block.
     stream: StdTcpStream,
     /// What the socket did not take yet.
-    unsent: Vec<u8>,
+    unsent: BytesMut,
 }
 
 impl Outlet {
-    /// Sends frames; false if they are lost. Does not block.
+    /// Sends frames; false if some are lost, the last of them or all. Does not block.
     pub(super) fn send(&self, frames: &[u8]) -> bool {
         let mut connected = self.connected();
         let Some(Connected { stream, unsent }) = connected.as_mut() else { return false };
-        if unsent.len() + frames.len() > UNSENT_MAX {
-            return false;
-        }
+        let fitting = fitting(frames, UNSENT_MAX.saturating_sub(unsent.len()));
         let sent = match unsent.is_empty() {
-            true => write(stream, frames).map(|count| unsent.extend_from_slice(&frames[count..])),
+            true => write(stream, fitting).map(|count| unsent.extend_from_slice(&fitting[count..])),
             false => {
-                unsent.extend_from_slice(frames);
-                write(stream, unsent).map(|count| _ = unsent.drain(..count))
+                unsent.extend_from_slice(fitting);
+                write_some(stream, unsent)
             }
         };
-        self.judge(connected, sent)
+        self.judge(connected, sent) && fitting.len() == frames.len()
     }
 
     /// Sends what a full socket did not take. To be called now and then.
@@ -67,7 +67,7 @@ impl Outlet {
         let Some(Connected { stream, unsent }) = connected.as_mut().filter(|it| !it.unsent.is_empty()) else {
             return;
         };
-        let sent = write(stream, unsent).map(|count| _ = unsent.drain(..count));
+        let sent = write_some(stream, unsent);
         self.judge(connected, sent);
     }
 
@@ -97,6 +97,16 @@ fn write(stream: &mut StdTcpStream, bytes: &[u8]) -> io::Result<usize> {
         }
     }
     Ok(count)
+}
+
+/// Writes as much of what waits as the socket takes now.
+fn write_some(stream: &mut StdTcpStream, unsent: &mut BytesMut) -> io::Result<()> {
+    unsent.advance(write(stream, unsent)?);
+    // What a bad time needed is not kept for all the good ones.
+    if unsent.is_empty() {
+        *unsent = BytesMut::new();
+    }
+    Ok(())
 }
 
 /// Keeps an outlet connected for as long as the link lives.
@@ -173,7 +183,7 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
 async fn stay_connected(stream: TcpStream, outlet: &Outlet) -> io::Result<()> {
     let stream = stream.into_std()?;
     let mut listening = TcpStream::from_std(stream.try_clone()?)?;
-    *outlet.connected() = Some(Connected { stream, unsent: Vec::new() });
+    *outlet.connected() = Some(Connected { stream, unsent: BytesMut::new() });
     let _closing = Closing(outlet);
     tokio::select! {
         heard = listening.read_u8() => heard.map(|_| ()),
@@ -192,6 +202,8 @@ impl Drop for Closing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use lowkey_core::{ClusterId, MemberId, NodeIdentity};
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpListener;
@@ -200,17 +212,51 @@ mod tests {
     use super::*;
     use crate::peers::Hello;
     use crate::peers::complaints::OfMember;
+    use crate::peers::frames::add_frame;
     use crate::peers::proto::peer_client::PeerClient;
+
+    /// Both ends of a connection; the near one does not block.
+    fn pair() -> (StdTcpStream, StdTcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        near.set_nonblocking(true).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn of_more_than_may_wait_the_first_frames_are_sent_and_each_is_whole() {
+        let (stream, mut far) = pair();
+        let outlet = Outlet::default();
+        *outlet.connected() = Some(Connected { stream, unsent: BytesMut::new() });
+        let mut frames = Vec::new();
+        (0..64).for_each(|number| add_frame(&mut frames, &vec![number; 1_000_000]));
+        assert!(!outlet.send(&frames), "and that some are lost is said");
+        let reader = std::thread::spawn(move || {
+            let mut heard = Vec::new();
+            far.read_to_end(&mut heard).unwrap();
+            heard
+        });
+        while outlet.connected().as_ref().is_some_and(|it| !it.unsent.is_empty()) {
+            outlet.flush();
+            std::thread::yield_now();
+        }
+        *outlet.connected() = None;
+        let heard = reader.join().unwrap();
+        let frame_bytes = frames.len() / 64;
+        assert!(
+            heard.len() / frame_bytes >= 32 && heard.len().is_multiple_of(frame_bytes),
+            "{}",
+            heard.len()
+        );
+        assert!(frames.starts_with(&heard));
+    }
 
     #[test]
     fn what_a_full_socket_does_not_take_is_sent_first_later() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut far, _) = listener.accept().unwrap();
-        stream.set_nonblocking(true).unwrap();
+        let (stream, mut far) = pair();
         let outlet = Outlet::default();
         assert!(!outlet.send(b"nobody is there"), "and it is said");
-        *outlet.connected() = Some(Connected { stream, unsent: Vec::new() });
+        *outlet.connected() = Some(Connected { stream, unsent: BytesMut::new() });
         let mut sent = Vec::new();
         let is_full = |outlet: &Outlet| outlet.connected().as_ref().is_some_and(|it| !it.unsent.is_empty());
         while !is_full(&outlet) {
@@ -223,7 +269,7 @@ mod tests {
         let expected = sent.len();
         let reader = std::thread::spawn(move || {
             let mut heard = vec![0; expected];
-            io::Read::read_exact(&mut far, &mut heard).unwrap();
+            far.read_exact(&mut heard).unwrap();
             heard
         });
         while is_full(&outlet) {

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::complaints::Rarely;
 use super::hello::Caller;
-use super::link::FRAME_BYTES_MAX;
+use super::link::CALL_BYTES_MAX;
 use super::messages;
 use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{
@@ -34,8 +34,8 @@ const REPLIES_MAX: usize = 1024;
 pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
     let peers = Arc::new(Peers { service, complaints: Mutex::default(), incoming: Incoming::default() });
     let server = PeerServer::from_arc(Arc::clone(&peers))
-        .max_decoding_message_size(FRAME_BYTES_MAX)
-        .max_encoding_message_size(FRAME_BYTES_MAX);
+        .max_decoding_message_size(CALL_BYTES_MAX)
+        .max_encoding_message_size(CALL_BYTES_MAX);
     let http_address: Arc<str> = http_address.into();
     tonic::service::Routes::new(server)
         .into_axum_router()
