@@ -28,6 +28,14 @@ use crate::inbox::Event;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long what was sent may go without an acknowledgement before the connection counts as broken.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// How often a silent connection is probed, and how often that may fail.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+const PROBES: u32 = 3;
+/// A connection that lasts so long was not cut short.
+const LASTING: Duration = Duration::from_secs(1);
+/// So many connections may be cut short before the next ones have to wait longer: nodes that start and join do that.
+const QUICK_CALLS: u32 = 10;
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Bytes that may wait for a slow member: many times the largest message.
 const UNSENT_MAX: usize = 32 * 1024 * 1024;
 
@@ -35,7 +43,6 @@ const UNSENT_MAX: usize = 32 * 1024 * 1024;
 #[derive(Clone, Default)]
 pub(super) struct Outlet {
     connected: Arc<Mutex<Option<Connected>>>,
-    broken: Arc<Notify>,
 }
 
 struct Connected {
@@ -43,13 +50,21 @@ struct Connected {
     stream: StdTcpStream,
     /// What the socket did not take yet.
     unsent: BytesMut,
+    /// Tells the task that this connection, and no later one, is broken.
+    broken: Arc<Notify>,
+}
+
+impl Connected {
+    fn new(stream: StdTcpStream) -> Self {
+        Self { stream, unsent: BytesMut::new(), broken: Arc::default() }
+    }
 }
 
 impl Outlet {
     /// Sends frames; false if some are lost, the last of them or all. Does not block.
     pub(super) fn send(&self, frames: &[u8]) -> bool {
         let mut connected = self.connected();
-        let Some(Connected { stream, unsent }) = connected.as_mut() else { return false };
+        let Some(Connected { stream, unsent, .. }) = connected.as_mut() else { return false };
         let fitting = fitting(frames, UNSENT_MAX.saturating_sub(unsent.len()));
         let sent = match unsent.is_empty() {
             true => write(stream, fitting).map(|count| unsent.extend_from_slice(&fitting[count..])),
@@ -58,23 +73,25 @@ impl Outlet {
                 write_some(stream, unsent)
             }
         };
-        self.judge(connected, sent) && fitting.len() == frames.len()
+        Self::judge(connected, sent) && fitting.len() == frames.len()
     }
 
     /// Sends what a full socket did not take. To be called now and then.
     pub(super) fn flush(&self) {
         let mut connected = self.connected();
-        let Some(Connected { stream, unsent }) = connected.as_mut().filter(|it| !it.unsent.is_empty()) else {
+        let Some(Connected { stream, unsent, .. }) = connected.as_mut().filter(|it| !it.unsent.is_empty())
+        else {
             return;
         };
         let sent = write_some(stream, unsent);
-        self.judge(connected, sent);
+        Self::judge(connected, sent);
     }
 
-    fn judge(&self, mut connected: MutexGuard<'_, Option<Connected>>, sent: io::Result<()>) -> bool {
-        if sent.is_err() {
-            *connected = None;
-            self.broken.notify_one();
+    fn judge(mut connected: MutexGuard<'_, Option<Connected>>, sent: io::Result<()>) -> bool {
+        if sent.is_err()
+            && let Some(broken) = connected.take()
+        {
+            broken.broken.notify_one();
         }
         sent.is_ok()
     }
@@ -111,18 +128,43 @@ fn write_some(stream: &mut StdTcpStream, unsent: &mut BytesMut) -> io::Result<()
 
 /// Keeps an outlet connected for as long as the link lives.
 pub(super) async fn keep_connected(wire: Wire, address: String, outlet: Outlet) {
+    let mut patience = Patience::default();
     loop {
         let since = Instant::now();
-        let ended = match connect(&wire, &address).await {
-            Ok(stream) => stay_connected(stream, &outlet).await.err().map(away),
-            Err(status) => Some(status),
+        let (ended, was_answered) = match connect(&wire, &address).await {
+            Ok(stream) => (stay_connected(stream, &outlet).await.err(), true),
+            // Only who answers has a reason of its own.
+            Err(status) => {
+                let was_answered = std::error::Error::source(&status).is_none();
+                (Some(status), was_answered)
+            }
         };
+        let pause = patience.pause(was_answered, since.elapsed());
         if ended.as_ref().is_some_and(says_removed) {
             wire.inbox.report(Event::Removed);
         }
         wire.told.failed(wire.to, "messages", since, ended);
         wire.inbox.report(unreachable(wire.to));
-        sleep(RETRY_PAUSE).await;
+        sleep(pause).await;
+    }
+}
+
+/// How soon somebody is called again. Who cannot be reached may be back at any moment, and costs little. Who answers and
+/// cuts the connection short, time and again, is called ever more rarely.
+#[derive(Default)]
+struct Patience {
+    cut_short: u32,
+}
+
+impl Patience {
+    fn pause(&mut self, was_answered: bool, lasted: Duration) -> Duration {
+        if lasted >= LASTING {
+            self.cut_short = 0;
+        } else if was_answered {
+            self.cut_short += 1;
+        }
+        let doubled = self.cut_short.saturating_sub(QUICK_CALLS).min(10);
+        (RETRY_PAUSE * (1 << doubled)).min(RETRY_PAUSE_MAX)
     }
 }
 
@@ -139,11 +181,20 @@ fn timed_out() -> Status {
 async fn connect(wire: &Wire, address: &str) -> Result<TcpStream, Status> {
     let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await.map_err(|_| timed_out())?;
     let stream = stream.map_err(away)?;
-    stream.set_nodelay(true).map_err(away)?;
-    sockopt::set_tcp_user_timeout(&stream, SILENCE_MAX.as_millis() as u32)
-        .map_err(io::Error::from)
-        .map_err(away)?;
+    prepare(&stream).map_err(away)?;
     timeout(HELLO_TIMEOUT, say_hello(wire, address, stream)).await.unwrap_or_else(|_| Err(timed_out()))
+}
+
+/// Has messages leave at once, and the kernel find out about a member that vanished without a word: also where nothing is
+/// sent to it, as by a follower that waits.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_tcp_user_timeout(stream, SILENCE_MAX.as_millis() as u32)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    Ok(())
 }
 
 async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpStream, Status> {
@@ -180,14 +231,19 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
 }
 
 /// Lends a connection to whoever writes, until it ends.
-async fn stay_connected(stream: TcpStream, outlet: &Outlet) -> io::Result<()> {
-    let stream = stream.into_std()?;
-    let mut listening = TcpStream::from_std(stream.try_clone()?)?;
-    *outlet.connected() = Some(Connected { stream, unsent: BytesMut::new() });
+async fn stay_connected(stream: TcpStream, outlet: &Outlet) -> Result<(), Status> {
+    let stream = stream.into_std().map_err(away)?;
+    let mut listening = stream.try_clone().and_then(TcpStream::from_std).map_err(away)?;
+    let connected = Connected::new(stream);
+    let broken = Arc::clone(&connected.broken);
+    *outlet.connected() = Some(connected);
     let _closing = Closing(outlet);
     tokio::select! {
-        heard = listening.read_u8() => heard.map(|_| ()),
-        () = outlet.broken.notified() => Ok(()),
+        heard = listening.read_u8() => match heard {
+            Ok(_) => Err(Status::failed_precondition("it speaks where it is to listen")),
+            Err(error) => Err(away(error)),
+        },
+        () = broken.notified() => Ok(()),
     }
 }
 
@@ -227,7 +283,7 @@ mod tests {
     fn of_more_than_may_wait_the_first_frames_are_sent_and_each_is_whole() {
         let (stream, mut far) = pair();
         let outlet = Outlet::default();
-        *outlet.connected() = Some(Connected { stream, unsent: BytesMut::new() });
+        *outlet.connected() = Some(Connected::new(stream));
         let mut frames = Vec::new();
         (0..64).for_each(|number| add_frame(&mut frames, &vec![number; 1_000_000]));
         assert!(!outlet.send(&frames), "and that some are lost is said");
@@ -256,7 +312,7 @@ mod tests {
         let (stream, mut far) = pair();
         let outlet = Outlet::default();
         assert!(!outlet.send(b"nobody is there"), "and it is said");
-        *outlet.connected() = Some(Connected { stream, unsent: BytesMut::new() });
+        *outlet.connected() = Some(Connected::new(stream));
         let mut sent = Vec::new();
         let is_full = |outlet: &Outlet| outlet.connected().as_ref().is_some_and(|it| !it.unsent.is_empty());
         while !is_full(&outlet) {
@@ -320,5 +376,67 @@ mod tests {
             called.expect("it calls again");
         }
         link.abort();
+    }
+
+    const LET_IN: &[u8] =
+        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: lowkey-messages\r\n\r\n";
+
+    /// A connection to somebody who let this node in, and the far end of it.
+    async fn connected_pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let wire = wire(&address);
+        let (near, far) = tokio::join!(connect(&wire, &address), answer_once(&listener, LET_IN));
+        (near.unwrap(), far)
+    }
+
+    #[tokio::test]
+    async fn the_kernel_probes_a_connection_on_which_nothing_is_sent() {
+        let (near, _far) = connected_pair().await;
+        assert!(sockopt::socket_keepalive(&near).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&near).unwrap(), PROBE_INTERVAL);
+    }
+
+    #[tokio::test]
+    async fn who_speaks_where_it_is_to_listen_is_complained_of() {
+        let (near, mut far) = connected_pair().await;
+        far.write_all(b"!").await.unwrap();
+        let ended = stay_connected(near, &Outlet::default()).await.unwrap_err();
+        assert!(ended.message().contains("it speaks"), "{ended:?}");
+    }
+
+    #[test]
+    fn who_cuts_connections_short_is_called_ever_more_rarely_and_who_is_away_as_often_as_before() {
+        let mut patience = Patience::default();
+        let short = Duration::from_millis(3);
+        for _ in 0..1_000 {
+            assert_eq!(patience.pause(false, short), RETRY_PAUSE);
+        }
+        let pauses: Vec<Duration> = (0..100).map(|_| patience.pause(true, short)).collect();
+        assert!(pauses[..10].iter().all(|pause| *pause == RETRY_PAUSE) && pauses.is_sorted());
+        assert_eq!((pauses[10], pauses[99]), (2 * RETRY_PAUSE, RETRY_PAUSE_MAX));
+        assert_eq!(patience.pause(true, LASTING), RETRY_PAUSE, "a connection that lasted");
+    }
+
+    #[tokio::test]
+    async fn that_a_connection_broke_does_not_end_the_next_one() {
+        let outlet = Outlet::default();
+        // Whether its end is read or written first is a matter of chance.
+        for _ in 0..20 {
+            let (near, far) = connected_pair().await;
+            let watched = outlet.clone();
+            let first = tokio::spawn(async move { stay_connected(near, &watched).await });
+            while outlet.connected().is_none() {
+                tokio::task::yield_now().await;
+            }
+            drop(far);
+            while outlet.send(b"lost") {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let _ = first.await.unwrap();
+            let (near, _far) = connected_pair().await;
+            let lasting = timeout(Duration::from_millis(20), stay_connected(near, &outlet)).await;
+            assert!(lasting.is_err(), "{lasting:?}");
+        }
     }
 }
