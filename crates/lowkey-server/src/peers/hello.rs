@@ -9,6 +9,8 @@ use lowkey_replica::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Status as GrpcStatus};
 
+use crate::operation::parse_address;
+
 const CLUSTER: &str = "lowkey-cluster";
 const FROM: &str = "lowkey-from";
 const IDENTITY: &str = "lowkey-identity";
@@ -16,6 +18,8 @@ const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
 /// On a refusal: the caller has been a member and is none any more. It will never be let in again.
 const REMOVED: &str = "lowkey-removed";
+/// How much is quoted of what a caller gives.
+const QUOTED_CHARS_MAX: usize = 40;
 /// How much of another's reason is told.
 const CAUSE_CHARS_MAX: usize = 200;
 
@@ -113,6 +117,7 @@ impl Hello {
         };
         let cluster = field(CLUSTER)?;
         if cluster != self.cluster.to_string() {
+            let cluster = cut(cluster, QUOTED_CHARS_MAX);
             let cause =
                 format!("this node belongs to cluster {}, the caller to cluster {cluster}", self.cluster);
             return Err(GrpcStatus::failed_precondition(cause));
@@ -122,7 +127,12 @@ impl Hello {
             let cause = format!("this is member {}, not {to}: another node is at this address now", self.own);
             return Err(GrpcStatus::failed_precondition(cause));
         }
-        let (identity, raft_address) = (field(IDENTITY)?, field(ADDRESS)?.to_owned());
+        let identity = field(IDENTITY)?;
+        let raft_address = field(ADDRESS)?;
+        let raft_address = parse_address(ADDRESS, raft_address).map_err(|_| {
+            let quoted = cut(raft_address, QUOTED_CHARS_MAX);
+            GrpcStatus::invalid_argument(format!("{ADDRESS} is not HOST:PORT, but {quoted:?}"))
+        })?;
         if status.has_removed(member) {
             return Err(refuse_removed(member));
         }
@@ -265,6 +275,22 @@ mod tests {
             headers.insert("grpc-status-details-bin", "%%%".parse().unwrap());
             let read = read_refusal(&headers).unwrap();
             assert!(read.message().chars().count() <= CAUSE_CHARS_MAX);
+        }
+    }
+
+    #[test]
+    fn what_a_caller_makes_up_is_refused_and_not_quoted_at_length() {
+        let long = "x".repeat(10_000);
+        for (key, code) in [(CLUSTER, Code::FailedPrecondition), (ADDRESS, Code::InvalidArgument)] {
+            for made_up in ["nowhere", long.as_str()] {
+                let mut call = hello(2).sign(MemberId(1), ());
+                call.metadata_mut().insert(key, made_up.parse().unwrap());
+                let both = vec![member(1, Some(1)), member(2, Some(2))];
+                let refused = hello(1).check(call.metadata(), &status(both, &[], 3)).unwrap_err();
+                assert_eq!(refused.code(), code, "{key}");
+                let text = refused.message();
+                assert!(text.len() < 200 && text.contains(cut(made_up, 40).as_str()), "{text}");
+            }
         }
     }
 }
