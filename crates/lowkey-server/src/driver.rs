@@ -193,7 +193,15 @@ impl Running {
                     self.driver.wal.segment_made(made);
                 }
                 Event::Housekeeping(Report::Space { enough }) => self.space_enough = enough,
-                Event::PeerSeen { member, raft_address } => self.driver.links.seen(member, raft_address),
+                Event::PeerSeen(caller) => self.driver.links.seen(caller, &self.driver.view.status()),
+                // Anybody can say that. It is believed of a node that this one was introduced to, as it then was.
+                Event::RemovedSays(by) => {
+                    let status = self.driver.view.status();
+                    if status.members.iter().any(|known| known.member == by && known.node.identity.is_some())
+                    {
+                        self.removed();
+                    }
+                }
                 Event::Removed => self.removed(),
                 Event::Stop => return true,
             }

@@ -15,11 +15,13 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use lowkey_core::MemberId;
 use lowkey_replica::wire::Said;
 use lowkey_replica::{CallId, Failure, Input, Request, Response};
 use tokio::sync::{Notify, oneshot};
 
 use crate::housekeeper::Report;
+use crate::peers::hello::Caller;
 
 /// Where the answer to a request goes.
 pub(crate) type Answer = oneshot::Sender<Result<Response, Failure>>;
@@ -56,9 +58,11 @@ pub(crate) enum Event {
     CallerGone(CallId),
     /// The housekeeper is done with something.
     Housekeeping(Report),
-    /// A peer was heard from: where it can be reached, in its own words.
-    PeerSeen { member: lowkey_core::MemberId, raft_address: String },
-    /// A peer says that this node was removed.
+    /// A peer was heard from, and let in.
+    PeerSeen(Caller),
+    /// Whoever answers in this member's place says that this node was removed.
+    RemovedSays(MemberId),
+    /// The cluster says that this node was removed.
     Removed,
     /// Put the log in order and end.
     Stop,

@@ -373,6 +373,32 @@ fn a_node_that_is_removed_while_it_is_down_learns_of_it_and_disturbs_nobody() {
     service.ok(&["acquire", "a", "--ttl", "60s"]);
 }
 
+#[test]
+fn a_voter_that_slept_through_a_change_of_members_helps_to_elect_who_came_meanwhile() {
+    let mut cluster = Cluster::start(3);
+    cluster.wait_whole();
+    let mut sleeper = cluster.nodes.remove(2);
+    sleeper.kill();
+    cluster.wait_leader(None);
+    let service = Service::of(&cluster.nodes);
+    let mut newcomer = joining(&cluster, "n4", &cluster.nodes[0]);
+    newcomer.start_ready();
+    service.ok(&["member", "promote", "n4"]);
+    service.ok(&["member", "remove", "n1"]);
+    assert_ends_removed(&mut cluster.nodes[0]);
+    // Two of the three voters are left: one that has never heard of the other, and that one.
+    cluster.nodes[1].kill();
+    newcomer.kill();
+    sleeper.start();
+    newcomer.start();
+    let started = Instant::now();
+    eventually("the newcomer leads both", || {
+        let leads = |node: &Node| Some(node.status()?["leaderId"].as_str()? == "n4");
+        (leads(&sleeper)? && leads(&newcomer)?).then_some(())
+    });
+    println!("elected {} ms after the start", started.elapsed().as_millis());
+}
+
 /// A node that joined, and to which nobody gets through: it has a number, and knows no other node.
 fn join_unreachable(cluster: &Cluster, name: &str) -> Node {
     let mut node = joining(cluster, name, &cluster.nodes[0]);

@@ -9,7 +9,7 @@ use lowkey_replica::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Status as GrpcStatus};
 
-use crate::operation::parse_address;
+use crate::operation::{parse_address, parse_hex};
 
 const CLUSTER: &str = "lowkey-cluster";
 const FROM: &str = "lowkey-from";
@@ -74,11 +74,55 @@ pub(crate) struct Hello {
     pub(crate) raft_address: String,
 }
 
-/// A caller that was let in.
+/// A caller, in its own words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) member: MemberId,
+    pub(crate) identity: NodeIdentity,
     pub(crate) raft_address: String,
+}
+
+impl Caller {
+    /// Lets it in, or says why not, by what is applied here now. To be asked again while it is heard.
+    pub(crate) fn check(&self, status: &Status) -> Result<(), GrpcStatus> {
+        let member = self.member;
+        if status.has_removed(member) {
+            return Err(refuse_removed(member));
+        }
+        let known = status.members.iter().find(|known| known.member == member);
+        match known.map(|known| known.node.identity) {
+            Some(Some(known)) if known != self.identity => {
+                let cause = format!("member {member} has another identity in this cluster");
+                Err(GrpcStatus::permission_denied(cause))
+            }
+            Some(Some(_)) => Ok(()),
+            // Its identity went with its entry in the register, but it still has a part in the quorum.
+            None if status.leaving.contains(&member) => Ok(()),
+            // A higher number may be newer than what this node has applied, and one that was expected may
+            // have come. It is heard only where that matters: by a node that knows nobody yet, in an election,
+            // or if it won one. While another leads, a newcomer has nothing to say to a node that has not heard
+            // of it.
+            Some(None) | None
+                if !status.members.is_empty() && status.leader.is_some_and(|leader| leader != member) =>
+            {
+                let cause = format!("member {member} is not known here yet");
+                Err(GrpcStatus::permission_denied(cause))
+            }
+            Some(None) | None => Ok(()),
+        }
+    }
+
+    /// True if nobody else can have said this: it has the identity that the member was registered with.
+    pub(crate) fn is_registered(&self, status: &Status) -> bool {
+        let known = status.members.iter().find(|known| known.member == self.member);
+        known.is_some_and(|known| known.node.identity == Some(self.identity))
+    }
+}
+
+/// True for a number that may be that of a member which is newer than what this node has applied, at a time when that
+/// matters: see [`Caller::check`].
+pub(super) fn may_be_newer(member: MemberId, status: &Status) -> bool {
+    member > status.last_member && status.leader.is_none_or(|leader| leader == member)
 }
 
 impl Hello {
@@ -101,7 +145,7 @@ impl Hello {
         request
     }
 
-    /// Lets a caller in, or says why not.
+    /// Reads who calls, and lets it in, or says why not.
     pub(crate) fn check(&self, metadata: &MetadataMap, status: &Status) -> Result<Caller, GrpcStatus> {
         let field = |key: &'static str| {
             let value = metadata.get(key).and_then(|value| value.to_str().ok());
@@ -127,46 +171,28 @@ impl Hello {
             let cause = format!("this is member {}, not {to}: another node is at this address now", self.own);
             return Err(GrpcStatus::failed_precondition(cause));
         }
-        let identity = field(IDENTITY)?;
+        let identity = parse_hex(field(IDENTITY)?).map(NodeIdentity);
+        let identity =
+            identity.ok_or_else(|| GrpcStatus::unauthenticated(format!("{IDENTITY} is no identity")))?;
         let raft_address = field(ADDRESS)?;
         let raft_address = parse_address(ADDRESS, raft_address).map_err(|_| {
             let quoted = cut(raft_address, QUOTED_CHARS_MAX);
             GrpcStatus::invalid_argument(format!("{ADDRESS} is not HOST:PORT, but {quoted:?}"))
         })?;
-        if status.has_removed(member) {
-            return Err(refuse_removed(member));
-        }
-        let known = status.members.iter().find(|known| known.member == member);
-        match known.map(|known| known.node.identity) {
-            Some(Some(known)) if known.to_string() != identity => {
-                let cause = format!("member {member} has another identity in this cluster");
-                return Err(GrpcStatus::permission_denied(cause));
-            }
-            Some(Some(_)) => {}
-            // Its identity went with its entry in the register, but it still has a part in the quorum.
-            None if status.leaving.contains(&member) => {}
-            // A higher number may be newer than what this node has applied, and one that was expected may
-            // have come. It is heard only where that matters: by a node that knows nobody yet, or in an
-            // election. While there is a leader, a newcomer has nothing to say to a node that has not heard
-            // of it.
-            Some(None) | None if !status.members.is_empty() && status.leader.is_some() => {
-                let cause = format!("member {member} is not known here yet");
-                return Err(GrpcStatus::permission_denied(cause));
-            }
-            Some(None) | None => {}
-        }
-        Ok(Caller { member, raft_address })
+        let caller = Caller { member, identity, raft_address };
+        caller.check(status)?;
+        Ok(caller)
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use lowkey_core::{NodeInfo, NodeName, Token};
     use lowkey_replica::{MemberStatus, Role};
 
     use super::*;
 
-    fn hello(own: u64) -> Hello {
+    pub(crate) fn hello(own: u64) -> Hello {
         Hello {
             cluster: ClusterId([7; 16]),
             own: MemberId(own),
@@ -175,7 +201,7 @@ mod tests {
         }
     }
 
-    fn member(number: u64, identity: Option<u8>) -> MemberStatus {
+    pub(crate) fn member(number: u64, identity: Option<u8>) -> MemberStatus {
         MemberStatus {
             member: MemberId(number),
             node: NodeInfo {
@@ -192,7 +218,7 @@ mod tests {
     }
 
     /// Member 1 of a cluster that has given so many numbers, and in which somebody leads.
-    fn status(members: Vec<MemberStatus>, leaving: &[u64], last_member: u64) -> Status {
+    pub(crate) fn status(members: Vec<MemberStatus>, leaving: &[u64], last_member: u64) -> Status {
         Status {
             expired_leases: 0,
             member: MemberId(1),
@@ -245,6 +271,23 @@ mod tests {
         assert!(!says_removed(&early), "{early:?}");
         let come = vec![member(1, Some(1)), member(2, Some(2)), member(3, Some(3))];
         assert!(check(3, &status(come, &[], 3)).is_ok());
+    }
+
+    #[test]
+    fn who_was_heard_in_an_election_is_not_once_another_leads_or_the_number_is_anothers() {
+        let both = || vec![member(1, Some(1)), member(2, Some(2))];
+        let electing = Status { leader: None, ..status(both(), &[], 2) };
+        let caller = check(3, &electing).unwrap();
+        assert!(!caller.is_registered(&electing));
+        let early = caller.check(&status(both(), &[], 2)).unwrap_err();
+        assert!(early.message().contains("not known here yet"), "{early:?}");
+        let won = Status { leader: Some(MemberId(3)), ..status(both(), &[], 2) };
+        caller.check(&won).unwrap();
+        let registered = |identity| [both(), vec![member(3, Some(identity))]].concat();
+        let other = Status { leader: None, ..status(registered(9), &[], 3) };
+        assert!(caller.check(&other).unwrap_err().message().contains("another identity"));
+        let same = status(registered(3), &[], 3);
+        assert!(caller.check(&same).is_ok() && caller.is_registered(&same));
     }
 
     #[test]

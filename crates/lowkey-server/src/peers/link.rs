@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use tonic::transport::{Channel, Endpoint};
 
 use super::Hello;
-use super::complaints::OfMember;
+use super::complaints::{OfMember, Rarely};
 use super::forward::{Forward, forward_requests};
 use super::outlet::{Outlet, keep_connected};
 use super::proto::peer_client::PeerClient;
@@ -63,6 +63,7 @@ impl Link {
         snapshot_files: SnapshotFiles,
         to: MemberId,
         address: String,
+        complaints: &mut Rarely,
     ) -> Self {
         let outlet = Outlet::default();
         let (snapshots, snapshot_queue) = mpsc::channel(1);
@@ -94,6 +95,7 @@ impl Link {
                     forward_requests(wire.clone(), Arc::clone(&forwards))
                 }));
             }
+            Err(error) if !complaints.is_news(&address) => drop(error),
             Err(error) => {
                 tracing::error!(member = to.0, address, %error, "a member's address cannot be used");
             }

@@ -18,16 +18,18 @@ mod outlet;
 mod server;
 mod snapshots;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lowkey_core::MemberId;
 use lowkey_replica::{Message, MessageType, Report, Status, wire};
 use tokio::sync::mpsc;
 
+use complaints::Rarely;
 pub(crate) use forward::{Forward, ForwardError, Forwarded};
 use frames::add_frame;
 pub(crate) use hello::Hello;
+use hello::{Caller, may_be_newer};
 use link::Link;
 pub(crate) use server::router;
 use snapshots::{Delivery, Outgoing};
@@ -41,6 +43,8 @@ pub(crate) mod proto {
     tonic::include_proto!("lowkey.peer.v1");
 }
 
+/// Nodes that are called although nobody has registered them here: a crowd of them is not a cluster's.
+const STRANGERS_MAX: usize = 8;
 /// Bytes of memory that a link keeps for its messages between turns.
 const FRAMES_KEPT_BYTES: usize = 64 * 1024;
 
@@ -51,9 +55,13 @@ pub(crate) struct Links {
     runtime: tokio::runtime::Handle,
     snapshot_files: SnapshotFiles,
     links: HashMap<MemberId, Link>,
-    /// Where a member was last heard from, in its own words; newer than what the members agreed on.
-    seen: HashMap<MemberId, String>,
+    /// Where a node was last heard from, in its own words; newer than what the members agreed on. The last one is the
+    /// last that was heard.
+    ///
+    /// Invariant: a registered member, under its own identity; or one of at most [`STRANGERS_MAX`] others.
+    seen: VecDeque<(MemberId, String)>,
     forwarders: Forwarders,
+    complaints: Rarely,
 }
 
 /// The forwarding side of all links, shared with the service.
@@ -82,38 +90,56 @@ impl Links {
         forwarders: Forwarders,
         snapshot_files: SnapshotFiles,
     ) -> Self {
-        let (links, seen) = (HashMap::new(), HashMap::new());
-        Self { hello, inbox, runtime, snapshot_files, links, seen, forwarders }
+        let (links, seen) = (HashMap::new(), VecDeque::new());
+        let complaints = Rarely::default();
+        Self { hello, inbox, runtime, snapshot_files, links, seen, forwarders, complaints }
     }
 
-    /// Keeps links to exactly the members, at their addresses, and to who was heard from before this
-    /// node has learned of any members. A link outlives its member's name in the register until the
-    /// configuration has changed: that change may need the member's own acknowledgement.
+    /// Keeps links to exactly the members, at their addresses, and to who was heard from and may be one that this
+    /// node has not learned of yet. A link outlives its member's name in the register until the configuration has
+    /// changed: that change may need the member's own acknowledgement.
     pub(crate) fn follow(&mut self, status: &Status) {
+        self.seen.retain(|(member, _)| is_registered(*member, status) || is_welcome(*member, status));
         for member in &status.members {
             if member.member != self.hello.own {
-                let address = self.seen.get(&member.member).unwrap_or(&member.node.raft_address).clone();
+                let seen = self.seen.iter().find(|(seen, _)| *seen == member.member);
+                let address = seen.map_or(&member.node.raft_address, |(_, address)| address).clone();
                 self.keep(member.member, address);
             }
         }
-        if !status.members.is_empty() {
-            let gone = |member: &MemberId| {
-                !status.members.iter().any(|known| known.member == *member)
-                    && !status.leaving.contains(member)
-            };
-            for member in self.links.keys().copied().filter(gone).collect::<Vec<_>>() {
-                self.links.remove(&member);
-                self.forwarders.remove(member);
-            }
+        let is_gone = |member: &MemberId| {
+            !is_registered(*member, status)
+                && !status.leaving.contains(member)
+                && !self.seen.iter().any(|(seen, _)| seen == member)
+        };
+        for member in self.links.keys().copied().filter(is_gone).collect::<Vec<_>>() {
+            self.unlink(member);
         }
     }
 
-    /// A member was heard from, and says where it can be reached.
-    pub(crate) fn seen(&mut self, member: MemberId, raft_address: String) {
-        if member != self.hello.own {
-            self.seen.insert(member, raft_address.clone());
-            self.keep(member, raft_address);
+    /// A node was heard from, and says where it can be reached. Who is not who it says is not called: it would hear
+    /// from this node what only members may know.
+    pub(crate) fn seen(&mut self, caller: Caller, status: &Status) {
+        let is_itself = caller.is_registered(status);
+        let Caller { member, raft_address, .. } = caller;
+        if member == self.hello.own || !(is_itself || is_welcome(member, status)) {
+            return;
         }
+        self.seen.retain(|(seen, _)| *seen != member);
+        self.seen.push_back((member, raft_address.clone()));
+        self.keep(member, raft_address);
+        let is_strange = |seen: &(MemberId, String)| !is_registered(seen.0, status);
+        if self.seen.iter().filter(|seen| is_strange(seen)).count() > STRANGERS_MAX
+            && let Some(oldest) = self.seen.iter().position(is_strange)
+            && let Some((member, _)) = self.seen.remove(oldest)
+        {
+            self.unlink(member);
+        }
+    }
+
+    fn unlink(&mut self, member: MemberId) {
+        self.links.remove(&member);
+        self.forwarders.remove(member);
     }
 
     fn keep(&mut self, member: MemberId, address: String) {
@@ -123,7 +149,8 @@ impl Links {
         tracing::debug!(member = member.0, address, "linking to a member");
         let _guard = self.runtime.enter();
         let (hello, inbox) = (Arc::clone(&self.hello), Arc::clone(&self.inbox));
-        let link = Link::new(hello, inbox, self.snapshot_files.clone(), member, address);
+        let files = self.snapshot_files.clone();
+        let link = Link::new(hello, inbox, files, member, address, &mut self.complaints);
         self.forwarders.set(member, link.forwarder.clone());
         self.links.insert(member, link);
     }
@@ -172,6 +199,93 @@ impl Links {
     }
 }
 
+fn is_registered(member: MemberId, status: &Status) -> bool {
+    status.members.iter().any(|known| known.member == member)
+}
+
+/// True for one that is not registered, and may be a member nevertheless.
+fn is_welcome(member: MemberId, status: &Status) -> bool {
+    !is_registered(member, status) && (status.members.is_empty() || may_be_newer(member, status))
+}
+
 fn unreachable(member: MemberId) -> crate::inbox::Event {
     crate::inbox::Event::Replica(lowkey_replica::Input::Unreachable(member))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hello::tests::{hello, member, status};
+    use super::*;
+
+    fn links() -> Links {
+        let disk = Arc::new(lowkey_wal::SimDisk::new(1));
+        Links::new(
+            Arc::new(hello(1)),
+            Arc::default(),
+            tokio::runtime::Handle::current(),
+            Forwarders::default(),
+            SnapshotFiles::new(disk),
+        )
+    }
+
+    fn caller(member: u64, identity: u8, raft_address: &str) -> Caller {
+        Caller {
+            member: MemberId(member),
+            identity: lowkey_core::NodeIdentity([identity; 16]),
+            raft_address: raft_address.to_owned(),
+        }
+    }
+
+    fn address(links: &Links, member: u64) -> Option<&str> {
+        links.links.get(&MemberId(member)).map(|link| link.address.as_str())
+    }
+
+    #[tokio::test]
+    async fn a_member_is_called_where_it_says_and_nobody_else_in_its_place() {
+        let members = vec![member(1, Some(1)), member(2, Some(2)), member(3, None)];
+        let electing = Status { leader: None, ..status(members, &[4], 5) };
+        let mut links = links();
+        links.follow(&electing);
+        for (number, identity) in [(2, 9), (3, 3), (4, 4), (5, 5)] {
+            links.seen(caller(number, identity, "127.0.0.1:1"), &electing);
+        }
+        assert_eq!(
+            [2, 3, 4, 5].map(|number| address(&links, number)),
+            [Some("127.0.0.1:7000"), Some("127.0.0.1:7000"), None, None]
+        );
+        links.seen(caller(2, 2, "127.0.0.1:2"), &electing);
+        assert_eq!(address(&links, 2), Some("127.0.0.1:2"));
+        links.follow(&electing);
+        assert_eq!(address(&links, 2), Some("127.0.0.1:2"));
+    }
+
+    #[tokio::test]
+    async fn who_may_be_newer_is_called_for_as_long_as_nobody_else_leads() {
+        let both = || vec![member(1, Some(1)), member(2, Some(2))];
+        let electing = Status { leader: None, ..status(both(), &[], 2) };
+        let mut links = links();
+        links.seen(caller(3, 3, "127.0.0.1:3"), &electing);
+        links.follow(&Status { term: 3, ..electing });
+        assert_eq!(address(&links, 3), Some("127.0.0.1:3"), "it waits for an answer");
+        links.follow(&Status { leader: Some(MemberId(3)), ..status(both(), &[], 2) });
+        assert_eq!(address(&links, 3), Some("127.0.0.1:3"), "it leads");
+        links.follow(&status(both(), &[], 2));
+        assert_eq!(address(&links, 3), None);
+        assert!(links.seen.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_crowd_of_strangers_is_not_called() {
+        for members in [vec![], vec![member(1, Some(1)), member(2, Some(2))]] {
+            let electing = Status { leader: None, ..status(members, &[], 2) };
+            let mut links = links();
+            links.follow(&electing);
+            let known = links.links.len();
+            for number in 10..1_000 {
+                links.seen(caller(number, 7, "127.0.0.1:1"), &electing);
+            }
+            assert_eq!((links.links.len(), links.seen.len()), (known + STRANGERS_MAX, STRANGERS_MAX));
+            assert!(address(&links, 999).is_some(), "the last to come");
+        }
+    }
 }

@@ -141,7 +141,7 @@ pub(super) async fn keep_connected(wire: Wire, address: String, outlet: Outlet) 
         };
         let pause = patience.pause(was_answered, since.elapsed());
         if ended.as_ref().is_some_and(says_removed) {
-            wire.inbox.report(Event::Removed);
+            wire.inbox.report(Event::RemovedSays(wire.to));
         }
         wire.told.failed(wire.to, "messages", since, ended);
         wire.inbox.report(unreachable(wire.to));

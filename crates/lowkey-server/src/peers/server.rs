@@ -53,8 +53,7 @@ impl Peers {
     pub(super) fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
         let checked = self.service.hello.check(metadata, &self.service.view.status());
         let caller = checked.inspect_err(|status| self.complain(status))?;
-        let Caller { member, raft_address } = caller.clone();
-        self.service.inbox.report(Event::PeerSeen { member, raft_address });
+        self.service.inbox.report(Event::PeerSeen(caller.clone()));
         Ok(caller)
     }
 
