@@ -2,7 +2,7 @@
 //! peers.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut};
@@ -15,7 +15,7 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request, Status};
 
 use crate::bad_input::{KIBIBYTE, Target, outcome};
-use crate::harness::http_with;
+use crate::harness::{Cluster, Node, eventually, http_with};
 
 /// Bytes as they are, where a message should be.
 #[derive(Clone, Copy, Default)]
@@ -79,13 +79,16 @@ pub(crate) async fn raw(
 /// Where a node sends its messages to another.
 const MESSAGES: &str = "/lowkey.peer.v1/messages";
 
+fn hello(fields: &[(&'static str, &str)]) -> String {
+    let fields: String = fields.iter().map(|(key, value)| format!("{key}: {value}\r\n")).collect();
+    format!(
+        "GET {MESSAGES} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: lowkey-messages\r\n{fields}\r\n"
+    )
+}
+
 /// Comes as a node with messages; once it is let in it sends these bytes, and nothing more.
 fn messages(port: u16, fields: &[(&'static str, &str)], bytes: &[u8]) -> Result<(), Status> {
-    let fields: String = fields.iter().map(|(key, value)| format!("{key}: {value}\r\n")).collect();
-    let hello = format!(
-        "GET {MESSAGES} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: lowkey-messages\r\n{fields}\r\n"
-    );
-    let answer = shout(port, &[hello.as_bytes(), bytes].concat());
+    let answer = shout(port, &[hello(fields).as_bytes(), bytes].concat());
     let answer = String::from_utf8(answer).unwrap();
     let mut lines = answer.lines();
     if lines.next().is_some_and(|status| status.contains(" 101 ")) {
@@ -275,6 +278,68 @@ async fn a_stranger_that_speaks_raft_is_not_followed() {
     for unchanged in ["term", "leaderId"] {
         assert_eq!(before[unchanged], after[unchanged], "{unchanged}");
     }
+}
+
+/// Comes as a node with messages to one that lets it in, and stays.
+fn stay(port: u16, fields: &[(&'static str, &str)]) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(hello(fields).as_bytes()).unwrap();
+    let answer = read_head(&mut stream);
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    stream
+}
+
+/// The head of a request or an answer.
+fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.extend(byte);
+    }
+    String::from_utf8(head).unwrap()
+}
+
+#[test]
+fn a_stranger_does_a_node_without_a_leader_no_harm() {
+    let mut cluster = Cluster::start(3);
+    cluster.wait_whole();
+    let alone = cluster.nodes.swap_remove(0);
+    cluster.nodes.iter_mut().for_each(Node::kill);
+    let status = eventually("it has lost its leader", || {
+        let status = alone.status()?;
+        status["leaderId"].as_str().is_none_or(str::is_empty).then_some(status)
+    });
+    // Whoever is called back says that the caller was removed, with details that nobody can read.
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = stranger.local_addr().unwrap().to_string();
+    let fields = [
+        ("lowkey-cluster", status["clusterId"].as_str().unwrap()),
+        ("lowkey-from", "9"),
+        ("lowkey-identity", "00112233445566778899aabbccddeeff"),
+        ("lowkey-raft-address", address.as_str()),
+        ("lowkey-to", "1"),
+    ];
+    let mut first = stay(alone.ports.raft, &fields);
+    for _ in 0..3 {
+        let (mut called, _) = stranger.accept().unwrap();
+        assert!(read_head(&mut called).starts_with("GET /lowkey.peer.v1/messages "));
+        let refusal = "HTTP/1.1 200 OK\r\ngrpc-status: 7\r\ngrpc-message: gone\r\nlowkey-removed: true\r\n\
+                       grpc-status-details-bin: %%%\r\ncontent-length: 0\r\n\r\n";
+        called.write_all(refusal.as_bytes()).unwrap();
+        let _ = called.read_to_end(&mut Vec::new());
+    }
+    // Who comes again takes the place of the connection before.
+    let mut second = stay(alone.ports.raft, &fields);
+    assert_eq!(first.read(&mut [0]).unwrap(), 0);
+    // And who stops in the middle of a frame is not waited for.
+    let started = Instant::now();
+    second.write_all(&[100, 0, 0, 0, 1]).unwrap();
+    assert_eq!(second.read(&mut [0]).unwrap(), 0);
+    assert!(started.elapsed() >= Duration::from_secs(9), "{:?}", started.elapsed());
+    assert!(alone.status().is_some(), "{}", alone.log_text());
+    assert!(!alone.log_text().contains("this node was removed"), "{}", alone.log_text());
 }
 
 /// Sends bytes, then nothing more; what comes back until the other side closes.

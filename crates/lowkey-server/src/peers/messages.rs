@@ -14,6 +14,7 @@
 //! Invariants:
 //! - A frame is sent whole or with the end of its connection: what a full socket does not take now is sent first later.
 //! - What does not fit into what may wait for a slow member is dropped, frame by frame, and reported: Raft repeats it.
+//! - A node is heard on one connection at a time, the last that it made, and for as long as it may be (`seats.rs`).
 //! - The callee says nothing after the 101: whatever is heard from it is the end of the connection.
 
 use std::sync::Arc;
@@ -26,11 +27,12 @@ use bytes::BytesMut;
 use http::{HeaderValue, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::time::Instant;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
 use super::frames::take_frame;
-use super::hello::{Caller, refuse_removed};
+use super::hello::Caller;
 use super::server::Peers;
 
 /// Where messages are sent to.
@@ -39,6 +41,8 @@ pub(super) const PROTOCOL: HeaderValue = HeaderValue::from_static("lowkey-messag
 pub(super) const UPGRADE: HeaderValue = HeaderValue::from_static("upgrade");
 /// How often it is looked whether a caller that says nothing is still a member.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How long nothing may come in the middle of a frame.
+const FRAME_PAUSE_MAX: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 * 1024;
 
 /// Lets a caller in whose messages are to come, or says why not.
@@ -50,12 +54,21 @@ pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request
         Ok(caller) => caller,
         Err(status) => return status.into_http(),
     };
+    let mut seat = peers.seats.take(&caller, caller.is_registered(&peers.service.view.status()));
     let upgrading = hyper::upgrade::on(request);
     tokio::spawn(async move {
-        // Who goes away before it begins has nothing to say.
-        if let Ok(upgraded) = upgrading.await
-            && let Err(refusal) = take_in(&peers, &caller, TokioIo::new(upgraded)).await
-        {
+        let heard = async {
+            match upgrading.await {
+                Ok(upgraded) => take_in(&peers, &caller, TokioIo::new(upgraded)).await,
+                // Who goes away before it begins has nothing to say.
+                Err(_) => Ok(()),
+            }
+        };
+        let ended = tokio::select! {
+            ended = heard => ended,
+            () = seat.lost() => Ok(()),
+        };
+        if let Err(refusal) = ended {
             peers.complain(&refusal);
         }
     });
@@ -71,18 +84,23 @@ async fn take_in(peers: &Peers, caller: &Caller, mut stream: impl AsyncRead + Un
     let mut parting = peers.service.parting.subscribe();
     // A learner has nothing to say for as long as nobody speaks to it.
     let mut look_again = tokio::time::interval(LOOK_INTERVAL);
-    let mut received = BytesMut::new();
+    let (mut received, mut heard) = (BytesMut::new(), Instant::now());
     loop {
-        // It may have been removed since it was let in; it is told so when it calls again.
-        if peers.service.view.status().has_removed(caller.member) {
-            return Err(refuse_removed(caller.member));
+        // It may have been removed since it was let in, or be somebody else after all; it is told so when it calls
+        // again.
+        caller.check(&peers.service.view.status())?;
+        if !received.is_empty() && heard.elapsed() >= FRAME_PAUSE_MAX {
+            return Err(Status::deadline_exceeded(format!("member {} stopped in a frame", caller.member)));
         }
         received.reserve(READ_BYTES);
         tokio::select! {
             count = stream.read_buf(&mut received) => match count {
                 // It calls again.
                 Ok(0) | Err(_) => return Ok(()),
-                Ok(_) => peers.deliver(caller, || take_frame(&mut received))?,
+                Ok(_) => {
+                    heard = Instant::now();
+                    peers.deliver(caller, || take_frame(&mut received))?;
+                }
             },
             _ = look_again.tick() => {}
             _ = parting.wait_for(|parting| *parting) => return Ok(()),

@@ -15,6 +15,7 @@ pub(crate) mod hello;
 mod link;
 mod messages;
 mod outlet;
+mod seats;
 mod server;
 mod snapshots;
 
@@ -43,7 +44,7 @@ pub(crate) mod proto {
     tonic::include_proto!("lowkey.peer.v1");
 }
 
-/// Nodes that are called although nobody has registered them here: a crowd of them is not a cluster's.
+/// Nodes that are called, or heard, although nobody has registered them here: a crowd of them is not a cluster's.
 const STRANGERS_MAX: usize = 8;
 /// Bytes of memory that a link keeps for its messages between turns.
 const FRAMES_KEPT_BYTES: usize = 64 * 1024;

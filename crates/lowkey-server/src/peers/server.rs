@@ -22,6 +22,7 @@ use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{
     ForwardReply, ForwardRequest, SnapshotChunk, SnapshotOffer, SnapshotTaken, SnapshotWanted,
 };
+use super::seats::Seats;
 use super::snapshots::Incoming;
 use crate::inbox::Event;
 use crate::service::Service;
@@ -32,7 +33,12 @@ const REPLIES_MAX: usize = 1024;
 
 /// The peers' port. `http_address` is told to those who come here with HTTP.
 pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
-    let peers = Arc::new(Peers { service, complaints: Mutex::default(), incoming: Incoming::default() });
+    let peers = Arc::new(Peers {
+        service,
+        complaints: Mutex::default(),
+        incoming: Incoming::default(),
+        seats: Seats::default(),
+    });
     let server = PeerServer::from_arc(Arc::clone(&peers))
         .max_decoding_message_size(CALL_BYTES_MAX)
         .max_encoding_message_size(CALL_BYTES_MAX);
@@ -47,6 +53,7 @@ pub(super) struct Peers {
     pub(super) service: Arc<Service>,
     complaints: Mutex<Rarely>,
     incoming: Incoming,
+    pub(super) seats: Seats,
 }
 
 impl Peers {
