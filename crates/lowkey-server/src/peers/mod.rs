@@ -45,7 +45,7 @@ pub(crate) mod proto {
 }
 
 /// Nodes that are called, or heard, although nobody has registered them here: a crowd of them is not a cluster's.
-const STRANGERS_MAX: usize = 8;
+const STRANGERS_MAX: usize = 16;
 /// Bytes of memory that a link keeps for its messages between turns.
 const FRAMES_KEPT_BYTES: usize = 64 * 1024;
 
