@@ -1,10 +1,11 @@
 //! What nodes say: every line of their logs is in the guide for operators, and no line is said without end.
 
 use std::collections::BTreeSet;
+use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Cluster, eventually};
+use crate::harness::{Cluster, Node, eventually};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
 
@@ -140,4 +141,21 @@ fn a_member_that_is_away_is_complained_about_once() {
     for number in others {
         assert!(complaints(number) <= allowed, "{}", cluster.nodes[number].log_text());
     }
+}
+
+#[test]
+fn too_few_file_descriptors_are_complained_about_once_for_each_port() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.wrap(["sh", "-c", "ulimit -n 60; exec \"$@\"", "sh"].map(str::to_owned).to_vec());
+    node.start_ready();
+    let connect = |_| TcpStream::connect(("127.0.0.1", node.ports.http)).unwrap();
+    let crowd: Vec<TcpStream> = (0..100).map(connect).collect();
+    let complaints = || node.log_text().matches("cannot accept connections").count();
+    eventually("it says that it cannot accept connections", || (complaints() > 0).then_some(()));
+    // Many attempts later.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(complaints() <= 3, "{}", node.log_text());
+    drop(crowd);
+    eventually("it serves again", || node.status().is_some().then_some(()));
 }
