@@ -58,7 +58,7 @@ pub enum StartError {
         /// Why, and what to do.
         problem: String,
     },
-    /// The replica thread ended by itself.
+    /// The replica ended by itself.
     Replica(String),
 }
 

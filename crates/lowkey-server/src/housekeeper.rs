@@ -1,4 +1,4 @@
-//! Work on the disk that must not hold up the replica thread: the next segment of the log, and an eye on
+//! Work on the disk that must not hold up the replica: the next segment of the log, and an eye on
 //! the space that is left.
 
 use std::path::PathBuf;

@@ -50,7 +50,7 @@ pub(crate) struct Batch {
     pub(crate) requests: Vec<Asked>,
 }
 
-/// What the node's own parts report to the replica thread.
+/// What the node's own parts report to the replica.
 pub(crate) enum Event {
     /// Passed on to the replica as it is.
     Replica(Input),

@@ -38,7 +38,7 @@ pub(crate) struct Metrics {
     pub(crate) passed_on: Counter,
 }
 
-/// What the replica thread counts.
+/// What is counted where turns are taken.
 #[derive(Clone)]
 pub(crate) struct ReplicaMetrics {
     pub(crate) applied_entries: Counter,
@@ -145,7 +145,7 @@ impl ReplicaMetrics {
         );
         registry.register(
             "stalls",
-            "How often the replica thread could not run for more than 250 ms",
+            "How often the replica could not run for more than 250 ms",
             self.stalls.clone(),
         );
         registry.register_with_unit(
@@ -292,7 +292,7 @@ impl Observed {
 
     fn encode_inbox(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let depths = self.inbox.depths().map(|(lane, depth)| (lane.to_owned(), depth as u64));
-        let about = ("inbox_depth", "What waits for the replica thread");
+        let about = ("inbox_depth", "What waits for the replica");
         family(encoder, about, "lane", depths.into_iter())
     }
 }

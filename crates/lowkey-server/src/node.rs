@@ -369,8 +369,8 @@ impl RunningNode {
         };
         Ended::Failed(match failed {
             Ok(Err(error)) => error,
-            Ok(Ok(())) => StartError::Replica("the replica thread ended".into()),
-            Err(_) => StartError::Replica("the replica thread is gone".into()),
+            Ok(Ok(())) => StartError::Replica("the replica ended".into()),
+            Err(_) => StartError::Replica("the replica is gone".into()),
         })
     }
 
@@ -396,7 +396,7 @@ impl RunningNode {
                 Ok(())
             }
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(StartError::Replica("the replica thread is gone".into())),
+            Ok(Err(_)) => Err(StartError::Replica("the replica is gone".into())),
             Err(_) => Err(StartError::Replica(
                 "the log could not be closed in time; the next start will check it".into(),
             )),

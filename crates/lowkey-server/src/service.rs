@@ -199,7 +199,7 @@ impl Service {
             Ok(Some(Err(other))) => Attempt::Done(Err(
                 failure(other, operation.request_id()).unwrap_or_else(|| nobody_leads(true))
             )),
-            // The replica thread is gone, or does not get through.
+            // The replica is gone, or does not get through.
             Ok(None) | Err(_) => silence(operation),
         }
     }
@@ -288,7 +288,7 @@ impl<'a> Parked<'a> {
         Self { call: inbox.ask(request, sender), inbox, answer: Some(receiver) }
     }
 
-    /// The answer; nothing if the replica thread is gone.
+    /// The answer; nothing if the replica is gone.
     async fn answer(&mut self) -> Option<Result<Response, Failure>> {
         let answer = self.answer.as_mut()?.await.ok();
         self.answer = None;

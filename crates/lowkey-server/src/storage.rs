@@ -64,7 +64,7 @@ pub(crate) struct DataDirectory {
     _lock: File,
 }
 
-/// The snapshot files, written by one thread at a time: the replica thread installs what comes from a
+/// The snapshot files, written by one thread at a time: the replica's thread installs what comes from a
 /// leader, another writes what this node made, and each clears away what the other might be in the
 /// middle of.
 #[derive(Clone)]

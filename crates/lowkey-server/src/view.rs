@@ -1,6 +1,6 @@
 //! What the rest of the node may know of its replica without asking it.
 //!
-//! The replica thread publishes; everybody else reads, and is never kept waiting.
+//! Whoever takes the replica's turns publishes; everybody else reads, and is never kept waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};

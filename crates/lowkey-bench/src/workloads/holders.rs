@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use super::{Arena, BYTES_PER_MB, Measuring, close, leader_memory, together};
+use super::{Arena, BYTES_PER_MB, Measuring, close, rested_leader_memory, together};
 use crate::recorder::Recorder;
 use crate::system::{Held, LockClient, Problem};
 
@@ -46,7 +46,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     measuring.stop();
     let (clients, held): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     check(arena, &prefix, held.into_iter().flatten()).await?;
-    if let Some(bytes) = leader_memory(arena).await? {
+    if let Some(bytes) = rested_leader_memory(arena).await? {
         arena.recorder.figure("leader's memory", bytes as f64 / BYTES_PER_MB, "MB");
     }
     // What was started here is thrown away as a whole.

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tonic::transport::Channel;
 
 use super::pairs::crew;
-use super::{Arena, BYTES_PER_MB, close, leader_memory, together};
+use super::{Arena, BYTES_PER_MB, close, rested_leader_memory, together};
 use crate::lowkey::{Conversation, renew_all};
 use crate::pace::Pace;
 use crate::system::Problem;
@@ -45,7 +45,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     };
     release_all(fillers).await?;
     wait_for_locks(arena, 0).await?;
-    if let Some(bytes) = leader_memory(arena).await? {
+    if let Some(bytes) = rested_leader_memory(arena).await? {
         arena.recorder.figure("memory, all released", bytes as f64 / BYTES_PER_MB, "MB");
     }
     Ok(())
@@ -58,13 +58,13 @@ async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Pro
     sleep(SETTLING.min(arena.time)).await;
     pace.stop();
     clients = together(settling).await?;
-    let before = leader_memory(arena).await?;
+    let before = rested_leader_memory(arena).await?;
 
     let begun = Instant::now();
     let fillers = hold_many(arena, fill).await?;
     arena.recorder.figure("time to take them", begun.elapsed().as_secs_f64(), "s");
     wait_for_locks(arena, arena.size).await?;
-    if let (Some(before), Some(after)) = (before, leader_memory(arena).await?) {
+    if let (Some(before), Some(after)) = (before, rested_leader_memory(arena).await?) {
         arena.recorder.figure("leader's memory", after as f64 / BYTES_PER_MB, "MB");
         let each = after.saturating_sub(before) as f64 / arena.size as f64;
         arena.recorder.figure("memory a held lock", each, "bytes");

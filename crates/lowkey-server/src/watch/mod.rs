@@ -1,7 +1,7 @@
 //! The watch hub: tells everybody who watches a lock what happened to it, in order, once.
 //!
 //! ```text
-//! replica thread ─► HubFeed ─(unbounded queue)─► task ─► Book { History, Live }
+//! replica        ─► HubFeed ─(unbounded queue)─► task ─► Book { History, Live }
 //!                                                          │ catching up: pages, by cursor
 //!                                        stream ◄──────────┤
 //!                                                          │ live: its own bounded queue
@@ -16,7 +16,7 @@
 //!
 //! How it is used:
 //!
-//! - [`Hub::start`] gives the hub and its feed. The replica thread calls [`HubFeed::applied`] for *every*
+//! - [`Hub::start`] gives the hub and its feed. Whoever takes the replica's turns calls [`HubFeed::applied`] for *every*
 //!   applied revision, Raft's own entries too, and [`HubFeed::reset`] when a snapshot was installed; the
 //!   floor that the hub starts with is the state's revision before the first of these calls.
 //! - The feed runs behind the replica by a moment. So before [`Hub::watch`] the service makes sure that
@@ -222,7 +222,7 @@ impl Hub {
     }
 }
 
-/// Where the replica thread tells what happened. It never waits.
+/// Where the replica's turns tell what happened. It never waits.
 pub(crate) struct HubFeed {
     sender: mpsc::UnboundedSender<Fed>,
     /// The last revision that was told.
@@ -238,7 +238,7 @@ impl HubFeed {
     /// Tells what happened at the next revision: the `Event::Changed` of its entry, in order, or nothing.
     ///
     /// # Panics
-    /// If it is not the next revision: the replica thread that left one out must not go on.
+    /// If it is not the next revision: who left one out must not go on.
     pub(crate) fn applied(&mut self, revision: u64, changes: Vec<Change>) {
         assert_eq!(
             revision,
