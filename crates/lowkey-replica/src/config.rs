@@ -31,8 +31,8 @@ pub struct Config {
     pub snapshot_bytes_per_entry: u64,
     /// Bytes of entries after which a snapshot is made; more if the last one had more than half of that.
     pub snapshot_bytes: u64,
-    /// A snapshot that was not larger than this is made of the state itself the next time, at once; a larger one of the
-    /// snapshot before it and the log.
+    /// A snapshot that was not larger than this, with not much logged since, is made of the state itself the next time, at
+    /// once; a larger one of the snapshot before it and the log.
     pub snapshot_at_once_bytes: u64,
     /// Entries that stay in the log behind a snapshot, for peers that are a little behind.
     pub tail_entries: u64,

@@ -580,7 +580,8 @@ impl Replica {
         }
         self.output.messages.append(&mut self.held_messages);
         if let Some(mut ready) = self.ready.take() {
-            self.output.messages.extend(ready.take_persisted_messages());
+            let messages = self.in_parts(ready.take_persisted_messages());
+            self.output.messages.extend(messages);
             let mut light = self.node.advance_append(ready);
             let messages = self.in_parts(light.take_messages());
             self.output.messages.extend(messages);

@@ -46,6 +46,8 @@ pub(crate) struct Snapshots {
     being_made: Option<SnapshotMetadata>,
     /// After a failure: ticks until the next is made, or a full disk would have one made in every turn.
     pause_ticks: u32,
+    /// The last that was begun could not be made.
+    has_failed: bool,
     /// Bytes of entries logged since the newest snapshot was begun.
     logged_bytes: u64,
     /// A snapshot that was saved and whose log can be cut.
@@ -61,6 +63,7 @@ impl Snapshots {
             saved_bytes,
             being_made: None,
             pause_ticks: 0,
+            has_failed: false,
             logged_bytes: 0,
             compaction_due: None,
             received: None,
@@ -74,6 +77,7 @@ impl Snapshots {
     pub(crate) fn failed(&mut self, index: u64) {
         if self.being_made.take_if(|metadata| metadata.index == index).is_some() {
             self.pause_ticks = FAILURE_TICKS;
+            self.has_failed = true;
         }
     }
 
@@ -87,6 +91,13 @@ impl Snapshots {
 
     pub(crate) fn compaction_due(&self) -> Option<u64> {
         self.compaction_due
+    }
+
+    /// True if the state is certainly small: it was at the last snapshot, and not enough was logged since then to make it
+    /// large.
+    fn is_small(&self, config: &Config) -> bool {
+        let max = config.snapshot_at_once_bytes;
+        !self.has_failed && self.saved_bytes <= max && self.logged_bytes <= max.saturating_mul(4)
     }
 
     /// Making one costs as much as the state is large, so the larger the last one was, the more entries
@@ -119,7 +130,7 @@ impl Replica {
             return;
         }
         let store = self.node.store();
-        let source = if snapshots.saved_bytes <= self.config.snapshot_at_once_bytes {
+        let source = if snapshots.is_small(&self.config) {
             Source::State(self.state.encode_snapshot())
         } else {
             let Some(entries) = store.between(base, applied) else { return };
@@ -141,6 +152,7 @@ impl Replica {
         if let Some(metadata) = snapshots.being_made.take_if(|metadata| metadata.index == index) {
             snapshots.saved = index;
             snapshots.saved_bytes = size_bytes;
+            snapshots.has_failed = false;
             snapshots.compaction_due = Some(index);
             self.node.mut_store().set_saved(metadata);
         }

@@ -78,8 +78,9 @@ pub(crate) enum Place {
 
 /// How far it went.
 pub(crate) enum Progress {
-    /// Nothing was due, and before then nothing will be unless it comes to the inbox.
-    Nothing { until: Instant },
+    /// Nothing was due. Unless something comes to the inbox, nothing will be before the next tick, or before what gathers
+    /// there has gathered for long enough.
+    Nothing { tick: Instant, gathered: Option<Instant> },
     /// A batch was taken in.
     Batch,
     /// It cannot go on in this place.
@@ -134,7 +135,8 @@ impl Running {
         if place == Place::Runtime && (self.unsaved.is_some() || self.slow_syncs >= SLOW_SYNCS) {
             return Ok(Progress::ForThread);
         }
-        let mut progress = Progress::Batch;
+        let mut gathering = None;
+        let mut is_batch = true;
         // In the middle of a turn the replica takes nothing in.
         if self.unsaved.is_none() {
             let gather_until = self.gather_until.filter(|_| self.driver.replica.is_committing());
@@ -148,9 +150,8 @@ impl Running {
                     }
                 }
                 None => {
-                    let tick = self.driver.clock.instant(self.next_tick);
-                    progress =
-                        Progress::Nothing { until: gather_until.map_or(tick, |until| until.min(tick)) };
+                    is_batch = false;
+                    gathering = gather_until;
                 }
             }
             self.tick_if_due()?;
@@ -161,7 +162,11 @@ impl Running {
                 return Ok(Progress::ForThread);
             }
         }
-        Ok(progress)
+        if is_batch {
+            return Ok(Progress::Batch);
+        }
+        let tick = self.driver.clock.instant(self.next_tick);
+        Ok(Progress::Nothing { tick, gathered: still_to_come(gathering, Instant::now()) })
     }
 
     /// Takes in a batch; true if the node is to stop.
@@ -327,10 +332,15 @@ impl Running {
             }
             persist.snapshot = None;
         }
+        let started = Instant::now();
         let mut record_count = 0;
         while !persist.records.is_empty() {
             let batch = batch_len(&persist.records);
             let records: Vec<Record> = persist.records[..batch].iter().map(wal_record).collect();
+            let fits = Wal::batch_bytes(&records) <= self.driver.wal.active_remaining();
+            if place == Place::Runtime && !fits && !self.driver.wal.spare_is_ready() {
+                return Ok(false);
+            }
             while let Err(error) = self.driver.wal.append(&records) {
                 match error {
                     WalError::Full if place == Place::Runtime => return Ok(false),
@@ -341,7 +351,6 @@ impl Running {
             persist.records.drain(..batch);
             record_count += batch;
         }
-        let started = Instant::now();
         self.driver.wal.sync()?;
         let took = started.elapsed();
         self.slow_syncs = if took > SLOW_SYNC { self.slow_syncs.saturating_add(1) } else { 0 };
@@ -407,6 +416,11 @@ impl Running {
             self.driver.view.set_removed();
         }
     }
+}
+
+/// What is over is nothing to wait for: who did would not wait at all, again and again.
+fn still_to_come(moment: Option<Instant>, now: Instant) -> Option<Instant> {
+    moment.filter(|moment| *moment > now)
 }
 
 /// How many of these records go into the log's next batch. It must fit into a segment, and one is cut only between
@@ -514,6 +528,14 @@ mod tests {
 
     fn record(kind: RecordKind, bytes: usize) -> LogRecord {
         LogRecord { kind, index: 1, payload: vec![0; bytes] }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_moment_that_is_over() {
+        let now = Instant::now();
+        let later = now + GATHER;
+        assert_eq!(still_to_come(Some(later), now), Some(later));
+        assert_eq!([Some(now), None].map(|moment| still_to_come(moment, later)), [None, None]);
     }
 
     #[test]

@@ -159,6 +159,11 @@ impl Inbox {
         }
     }
 
+    /// Calls the taker, whatever it waits for.
+    pub(crate) fn call(&self) {
+        self.filled.notify_one();
+    }
+
     /// Resolves when the taker was called, and perhaps once more.
     pub(crate) async fn filled(&self) {
         self.filled.notified().await;

@@ -44,7 +44,10 @@ pub(crate) fn start(snapshot_files: SnapshotFiles, inbox: Arc<Inbox>) -> std::io
 
 /// Makes and writes a snapshot, and gives its size.
 fn make(files: &SnapshotFiles, job: SnapshotJob) -> Result<u64, String> {
-    let base = files.load(job.base()).map_err(|error| error.to_string())?;
+    let base = match job.needs_base() {
+        true => files.load(job.base()).map_err(|error| error.to_string())?,
+        false => Vec::new(),
+    };
     let made = job.run(base).map_err(|error| error.to_string())?;
     files.save(made.index, &made.payload).map_err(|error| error.to_string())?;
     Ok(made.payload.len() as u64)

@@ -19,6 +19,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
+use tokio::time::timeout_at;
 
 use crate::driver::{Driver, EndOnPanic, Place, Progress, Running, tell_the_end};
 use crate::error::StartError;
@@ -40,8 +41,8 @@ struct Turns {
 
 /// How it went.
 enum Taken {
-    /// Nothing was due; before then nothing will be that nobody is called for.
-    Nothing { until: Instant },
+    /// Nothing was due; before the next tick, and before what gathers has gathered, nothing will be that nobody is called for.
+    Nothing { tick: Instant, gathered: Option<Instant> },
     /// Somebody else was at it.
     Elsewhere,
     /// A batch was taken in; there may be more.
@@ -72,23 +73,24 @@ pub(crate) fn start(driver: Driver) -> Result<Ended, StartError> {
 impl Turns {
     /// The task.
     async fn serve(&self, thread: &Thread) {
+        let mut gathered: Option<Instant> = None;
         loop {
-            self.inbox.filled().await;
+            match gathered.take() {
+                // It makes no difference which of the two it was.
+                Some(gathered) => _ = timeout_at(gathered.into(), self.inbox.filled()).await,
+                None => self.inbox.filled().await,
+            }
             loop {
                 // Everybody who is ready asks first.
                 tokio::task::yield_now().await;
                 match self.take(Place::Runtime) {
-                    Taken::Batch => {}
-                    Taken::Nothing { .. } | Taken::Elsewhere => break,
-                    Taken::ForThread => {
-                        thread.unpark();
-                        break;
-                    }
-                    Taken::Ended => {
-                        thread.unpark();
-                        return;
-                    }
+                    Taken::Batch => continue,
+                    Taken::Nothing { gathered: until, .. } => gathered = until,
+                    Taken::Elsewhere => {}
+                    Taken::ForThread => thread.unpark(),
+                    Taken::Ended => return thread.unpark(),
                 }
+                break;
             }
         }
     }
@@ -97,13 +99,14 @@ impl Turns {
     fn keep_time(&self) {
         loop {
             match self.take(Place::Thread) {
-                Taken::Ended => return,
+                Taken::Ended => return self.inbox.call(),
                 Taken::Batch | Taken::ForThread => {}
                 Taken::Elsewhere => thread::park_timeout(TAKEN_PAUSE),
                 // The task was called, may have come just before the replica was let go, and went away.
                 Taken::Nothing { .. } if self.inbox.is_due() => {}
-                Taken::Nothing { until } => {
-                    thread::park_timeout(until.saturating_duration_since(Instant::now()))
+                Taken::Nothing { tick, gathered } => {
+                    let until = gathered.map_or(tick, |gathered| gathered.min(tick));
+                    thread::park_timeout(until.saturating_duration_since(Instant::now()));
                 }
             }
         }
@@ -119,7 +122,7 @@ impl Turns {
         };
         let Some(running) = guard.as_mut() else { return Taken::Ended };
         let outcome = match running.go_on(place) {
-            Ok(Progress::Nothing { until }) => return Taken::Nothing { until },
+            Ok(Progress::Nothing { tick, gathered }) => return Taken::Nothing { tick, gathered },
             Ok(Progress::Batch) => return Taken::Batch,
             Ok(Progress::ForThread) => return Taken::ForThread,
             Ok(Progress::Stop) => guard.take().map_or(Ok(()), Running::close),

@@ -58,6 +58,11 @@ impl SnapshotJob {
         self.base
     }
 
+    /// True if it is made from the base; if not, anything will do in its place.
+    pub fn needs_base(&self) -> bool {
+        matches!(self.source, Source::Entries(_))
+    }
+
     /// The index of the snapshot to be made.
     pub fn index(&self) -> u64 {
         self.metadata.index

@@ -162,6 +162,8 @@ impl Patience {
             self.cut_short = 0;
         } else if was_answered {
             self.cut_short += 1;
+        } else {
+            return RETRY_PAUSE;
         }
         let doubled = self.cut_short.saturating_sub(QUICK_CALLS).min(10);
         (RETRY_PAUSE * (1 << doubled)).min(RETRY_PAUSE_MAX)
