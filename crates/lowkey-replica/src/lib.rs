@@ -12,6 +12,7 @@
 //! Deliberately absent: sockets, files, async, clocks and random numbers. Time and the seed come in
 //! as values, and `clippy.toml` beside the manifest keeps it so.
 
+mod appends;
 mod config;
 mod entries;
 mod guard;

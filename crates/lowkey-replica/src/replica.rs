@@ -25,10 +25,11 @@ use lowkey_core::{
 use raft::eraftpb;
 use raft::{RawNode, Ready, StateRole};
 
+use crate::appends::split_append;
 use crate::config::Config;
 use crate::input::{CallId, DiskRoom, Input, Request};
 use crate::lease_table::{LeaseTable, Renewal};
-use crate::log_store::{LogStore, entry_bytes};
+use crate::log_store::LogStore;
 use crate::output::{Failure, LogRecord, Output, Persist, Response, Turn};
 use crate::proposals::{Proposal, Proposals};
 use crate::reads;
@@ -40,8 +41,6 @@ use crate::wait_table::{Returned, WaitTable};
 const STALL_NANOS: u64 = 250 * MILLISECOND;
 /// How long a caller whose proposal is in doubt is kept waiting for the true outcome.
 const DOUBT_NANOS: u64 = 300 * MILLISECOND;
-/// Bytes of entries in one message to a peer.
-const APPEND_BYTES_MAX: u64 = 1024 * 1024;
 /// How many leases are ended in a tick: 50,000 of them in a third of a second.
 const ENDS_A_TICK: usize = 1_536;
 const _: () = assert!(ENDS_A_TICK <= LEASES_PER_EXPIRE_MAX);
@@ -802,30 +801,6 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
-/// Makes of an append as many as it takes for each to have at most so many bytes of entries, and one entry at least.
-fn split_append(mut message: eraftpb::Message, parts: &mut Vec<eraftpb::Message>) {
-    loop {
-        let mut bytes = 0;
-        let mut is_too_much = |entry: &eraftpb::Entry| {
-            bytes += entry_bytes(entry);
-            bytes > APPEND_BYTES_MAX
-        };
-        let Some(count) = message.entries.iter().position(&mut is_too_much).map(|count| count.max(1)) else {
-            return parts.push(message);
-        };
-        let mut entries: Vec<eraftpb::Entry> = message.take_entries().into();
-        let mut next = message.clone();
-        next.set_entries(entries.split_off(count).into());
-        let last = &entries[count - 1];
-        (next.index, next.log_term) = (last.index, last.term);
-        message.set_entries(entries.into());
-        parts.push(std::mem::replace(&mut message, next));
-        if message.entries.is_empty() {
-            return;
-        }
-    }
-}
-
 /// The lease that a command's operation counts against.
 fn lease_of(command: &Command) -> Option<LeaseId> {
     match command {
@@ -851,39 +826,4 @@ pub(crate) fn mix(seed: u64, value: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An append behind index 1 of term 1, with entries of term 2 of so many bytes.
-    fn append(sizes: &[u64]) -> eraftpb::Message {
-        let mut message = eraftpb::Message { index: 1, log_term: 1, commit: 9, ..Default::default() };
-        let entry = |(offset, size): (usize, &u64)| eraftpb::Entry {
-            index: 2 + offset as u64,
-            term: 2,
-            data: vec![0; *size as usize].into(),
-            ..Default::default()
-        };
-        message.set_entries(sizes.iter().enumerate().map(entry).collect());
-        message
-    }
-
-    /// Where each part begins, the term before it, and how many entries it has.
-    fn parts(sizes: &[u64]) -> Vec<(u64, u64, usize)> {
-        let mut parts = Vec::new();
-        split_append(append(sizes), &mut parts);
-        assert!(parts.iter().all(|part| part.commit == 9));
-        parts.iter().map(|part| (part.index, part.log_term, part.entries.len())).collect()
-    }
-
-    #[test]
-    fn a_large_append_leaves_in_parts_that_follow_each_other() {
-        let half = APPEND_BYTES_MAX / 2;
-        assert_eq!(parts(&[]), [(1, 1, 0)]);
-        assert_eq!(parts(&[10, 20]), [(1, 1, 2)]);
-        assert_eq!(parts(&[10, half, half, half, 10]), [(1, 1, 2), (3, 2, 1), (4, 2, 2)]);
-        assert_eq!(parts(&[10, 3 * half, 10]), [(1, 1, 1), (2, 2, 1), (3, 2, 1)], "one entry always goes");
-    }
 }

@@ -1,0 +1,68 @@
+//! Entries on their way to a peer. `raft` puts all that a peer lacks into one message, however much it is; a message that
+//! nobody can take in one piece, or that keeps a leader busy for long, is no use.
+
+use raft::eraftpb;
+
+use crate::log_store::entry_bytes;
+
+/// Bytes of entries in one message to a peer.
+const APPEND_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Makes of an append as many as it takes for each to have at most so many bytes of entries, and one entry at least.
+pub(crate) fn split_append(mut message: eraftpb::Message, parts: &mut Vec<eraftpb::Message>) {
+    loop {
+        let mut bytes = 0;
+        let mut is_too_much = |entry: &eraftpb::Entry| {
+            bytes += entry_bytes(entry);
+            bytes > APPEND_BYTES_MAX
+        };
+        let Some(count) = message.entries.iter().position(&mut is_too_much).map(|count| count.max(1)) else {
+            return parts.push(message);
+        };
+        let mut entries: Vec<eraftpb::Entry> = message.take_entries().into();
+        let mut next = message.clone();
+        next.set_entries(entries.split_off(count).into());
+        let last = &entries[count - 1];
+        (next.index, next.log_term) = (last.index, last.term);
+        message.set_entries(entries.into());
+        parts.push(std::mem::replace(&mut message, next));
+        if message.entries.is_empty() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An append behind index 1 of term 1, with entries of term 2 of so many bytes.
+    fn append(sizes: &[u64]) -> eraftpb::Message {
+        let mut message = eraftpb::Message { index: 1, log_term: 1, commit: 9, ..Default::default() };
+        let entry = |(offset, size): (usize, &u64)| eraftpb::Entry {
+            index: 2 + offset as u64,
+            term: 2,
+            data: vec![0; *size as usize].into(),
+            ..Default::default()
+        };
+        message.set_entries(sizes.iter().enumerate().map(entry).collect());
+        message
+    }
+
+    /// Where each part begins, the term before it, and how many entries it has.
+    fn parts(sizes: &[u64]) -> Vec<(u64, u64, usize)> {
+        let mut parts = Vec::new();
+        split_append(append(sizes), &mut parts);
+        assert!(parts.iter().all(|part| part.commit == 9));
+        parts.iter().map(|part| (part.index, part.log_term, part.entries.len())).collect()
+    }
+
+    #[test]
+    fn a_large_append_leaves_in_parts_that_follow_each_other() {
+        let half = APPEND_BYTES_MAX / 2;
+        assert_eq!(parts(&[]), [(1, 1, 0)]);
+        assert_eq!(parts(&[10, 20]), [(1, 1, 2)]);
+        assert_eq!(parts(&[10, half, half, half, 10]), [(1, 1, 2), (3, 2, 1), (4, 2, 2)]);
+        assert_eq!(parts(&[10, 3 * half, 10]), [(1, 1, 1), (2, 2, 1), (3, 2, 1)], "one entry always goes");
+    }
+}
