@@ -33,7 +33,7 @@ pub(crate) struct Recent<K: Key> {
 /// Where requests are. They are numbered as they come, and found by a hash of their key: to compare numbers costs a
 /// fraction of what it costs to compare names that begin alike. Nobody can make many keys of one hash, and nothing
 /// depends on the order of hashes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Index {
     /// The number of the oldest that is kept.
     oldest: u64,

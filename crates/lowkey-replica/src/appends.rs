@@ -16,7 +16,8 @@ pub(crate) fn split_append(mut message: eraftpb::Message, parts: &mut Vec<eraftp
             bytes += entry_bytes(entry);
             bytes > APPEND_BYTES_MAX
         };
-        let Some(count) = message.entries.iter().position(&mut is_too_much).map(|count| count.max(1)) else {
+        let count = message.entries.iter().position(&mut is_too_much).map(|count| count.max(1));
+        let Some(count) = count.filter(|count| *count < message.entries.len()) else {
             return parts.push(message);
         };
         let mut entries: Vec<eraftpb::Entry> = message.take_entries().into();
@@ -26,9 +27,6 @@ pub(crate) fn split_append(mut message: eraftpb::Message, parts: &mut Vec<eraftp
         (next.index, next.log_term) = (last.index, last.term);
         message.set_entries(entries.into());
         parts.push(std::mem::replace(&mut message, next));
-        if message.entries.is_empty() {
-            return;
-        }
     }
 }
 
