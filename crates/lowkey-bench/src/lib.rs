@@ -14,6 +14,7 @@
 //!
 //! Deliberately absent: what terminals and files look like. That is for whoever calls this.
 
+mod caller;
 mod lowkey;
 mod pace;
 #[cfg(feature = "peers")]

@@ -15,6 +15,7 @@ use lowkey_client::Client;
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Channel, Endpoint};
 
+use crate::caller::Caller;
 use crate::process::{Cluster, Starter, forget_settings, free_ports};
 use crate::slots::Slots;
 use crate::system::{Answer, Contender, LockClient, Problem, System};
@@ -140,7 +141,8 @@ pub struct Lowkey {
     nodes: usize,
     /// For questions about the cluster.
     client: Client,
-    channels: Slots<Vec<Channel>>,
+    callers: Slots<Vec<Caller>>,
+    channels: Slots<Channel>,
     clients: Slots<Client>,
 }
 
@@ -152,8 +154,9 @@ impl Lowkey {
             }
             problem = ended(&cluster) => return Err(problem),
         };
-        let (channels, clients) = (Slots::new(connections), Slots::new(connections));
-        let mut lowkey = Self { cluster, through, nodes: 0, client, channels, clients };
+        let slots = (Slots::new(connections), Slots::new(connections), Slots::new(connections));
+        let (callers, channels, clients) = slots;
+        let mut lowkey = Self { cluster, through, nodes: 0, client, callers, channels, clients };
         lowkey.wait_whole().await?;
         lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
         Ok(lowkey)
@@ -189,17 +192,28 @@ impl Lowkey {
         builder.call_timeout(PATIENCE).connect().await.map_err(|error| from_sdk(&error))
     }
 
-    /// One of the connections that clients share: a channel to each node, the leader's first.
-    pub(crate) async fn channels(&self, number: usize) -> Result<Vec<Channel>, Problem> {
+    /// The addresses of all nodes, the leader's first.
+    async fn addresses(&self) -> Result<Vec<String>, Problem> {
+        let leader = self.status().await?.leader_address;
+        let mut addresses = self.cluster.addresses().to_vec();
+        addresses.sort_by_key(|address| !address.ends_with(&format!("//{leader}")));
+        Ok(addresses)
+    }
+
+    /// One of the connections that clients share, to each node, the leader's first.
+    async fn callers(&self, number: usize) -> Result<Vec<Caller>, Problem> {
+        let make = async { self.addresses().await?.iter().map(|address| Caller::new(address)).collect() };
+        self.callers.get(number, make).await
+    }
+
+    /// The same for streams, to the leader.
+    pub(crate) async fn channel(&self, number: usize) -> Result<Channel, Problem> {
         let make = async {
-            let leader = self.status().await?.leader_address;
-            let mut addresses = self.cluster.addresses().to_vec();
-            addresses.sort_by_key(|address| !address.ends_with(&format!("//{leader}")));
-            let channel =
-                |address: &String| Endpoint::from_shared(address.clone()).map(|to| to.connect_lazy());
-            let channels: Result<Vec<Channel>, _> = addresses.iter().map(channel).collect();
-            channels
-                .map_err(|error| Problem::failed(format!("{} has no good URL: {error}", addresses.join(","))))
+            let leader = self.addresses().await?.swap_remove(0);
+            let endpoint = Endpoint::from_shared(leader.clone());
+            let endpoint =
+                endpoint.map_err(|error| Problem::failed(format!("{leader} is no good URL: {error}")))?;
+            Ok(endpoint.connect_lazy())
         };
         self.channels.get(number, make).await
     }
@@ -214,7 +228,7 @@ impl System for Lowkey {
         async move {
             let client: Box<dyn LockClient> = match self.through {
                 Through::Unary => {
-                    Box::new(unary::UnaryClient::new(self.channels(number).await?, LONG_TTL).await?)
+                    Box::new(unary::UnaryClient::new(self.callers(number).await?, LONG_TTL).await?)
                 }
                 Through::Session => {
                     Box::new(sdk::SdkClient::new(self.shared_sdk_client(number).await?, LONG_TTL).await?)

@@ -4,14 +4,17 @@
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use lowkey_api::v1::lock_service_client::LockServiceClient;
-use lowkey_api::v1::{AcquireLockRequest, CreateLeaseRequest, ReleaseLockRequest, RevokeLeaseRequest};
+use lowkey_api::v1::{
+    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, CreateLeaseResponse, ReleaseLockRequest,
+    ReleaseLockResponse, RevokeLeaseRequest, RevokeLeaseResponse,
+};
 use lowkey_api::{ApiError, Reason};
+use prost::Message;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::Channel;
-use tonic::{Response, Status};
+use tonic::Status;
 
 use super::PATIENCE;
+use crate::caller::Caller;
 use crate::system::{Answer, Held, LockClient, Problem};
 
 /// How long to wait before a call is made again.
@@ -28,26 +31,29 @@ pub(super) struct UnaryClient {
 
 /// Makes calls at one node until it does not answer, then at the next.
 struct Calls {
-    nodes: Vec<LockServiceClient<Channel>>,
+    nodes: Vec<Caller>,
     at: usize,
 }
 
+const CREATE_LEASE: &str = "/lowkey.v1.LockService/CreateLease";
+const REVOKE_LEASE: &str = "/lowkey.v1.LockService/RevokeLease";
+const ACQUIRE_LOCK: &str = "/lowkey.v1.LockService/AcquireLock";
+const RELEASE_LOCK: &str = "/lowkey.v1.LockService/ReleaseLock";
+
 impl Calls {
-    async fn call<Q, R, F>(
+    async fn call<A>(
         &mut self,
-        request: Q,
+        path: &'static str,
+        request: impl Message,
         wait: Duration,
-        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
-    ) -> Result<R, Problem>
+    ) -> Result<A, Problem>
     where
-        Q: Clone,
-        F: Future<Output = Result<Response<R>, Status>>,
+        A: Message + Default,
     {
         let deadline = Instant::now() + PATIENCE + wait;
         loop {
-            let node = self.nodes[self.at].clone();
-            let status = match timeout(PATIENCE + wait, ask(node, request.clone())).await {
-                Ok(Ok(response)) => return Ok(response.into_inner()),
+            let status = match timeout(PATIENCE + wait, self.nodes[self.at].call(path, &request)).await {
+                Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(status)) => status,
                 Err(_) => Status::unavailable("no answer in time"),
             };
@@ -64,8 +70,7 @@ impl Calls {
 }
 
 impl UnaryClient {
-    pub(super) async fn new(channels: Vec<Channel>, ttl: Duration) -> Result<Self, Problem> {
-        let nodes = channels.into_iter().map(LockServiceClient::new).collect();
+    pub(super) async fn new(nodes: Vec<Caller>, ttl: Duration) -> Result<Self, Problem> {
         let owner = format!("bench-{}", tag());
         let mut client =
             Self { calls: Calls { nodes, at: 0 }, owner, leases: Vec::new(), held: None, made: 0 };
@@ -74,11 +79,8 @@ impl UnaryClient {
             ttl_seconds: seconds(ttl),
             request_id: client.request_id(),
         };
-        let made = client.calls.call(request, Duration::ZERO, |mut node, request| async move {
-            node.create_lease(request).await
-        });
-        let lease_id = made.await?.lease_id;
-        client.leases.push(lease_id);
+        let made: CreateLeaseResponse = client.calls.call(CREATE_LEASE, request, Duration::ZERO).await?;
+        client.leases.push(made.lease_id);
         Ok(client)
     }
 
@@ -99,10 +101,7 @@ impl LockClient for UnaryClient {
                 request_id: self.request_id(),
                 ..AcquireLockRequest::default()
             };
-            let granted = self
-                .calls
-                .call(request, wait, |mut node, request| async move { node.acquire_lock(request).await })
-                .await?;
+            let granted: AcquireLockResponse = self.calls.call(ACQUIRE_LOCK, request, wait).await?;
             self.held = Some((lock.to_owned(), granted.fencing_token));
             Ok(Some(granted.fencing_token))
         }
@@ -119,10 +118,8 @@ impl LockClient for UnaryClient {
                 request_id: self.request_id(),
                 ..ReleaseLockRequest::default()
             };
-            let released = self.calls.call(request, Duration::ZERO, |mut node, request| async move {
-                node.release_lock(request).await
-            });
-            released.await.map(|_| ())
+            let _: ReleaseLockResponse = self.calls.call(RELEASE_LOCK, request, Duration::ZERO).await?;
+            Ok(())
         }
         .boxed()
     }
@@ -136,12 +133,7 @@ impl LockClient for UnaryClient {
                 request_id: self.request_id(),
                 ..AcquireLockRequest::default()
             };
-            let granted =
-                self.calls
-                    .call(request, Duration::ZERO, |mut node, request| async move {
-                        node.acquire_lock(request).await
-                    })
-                    .await?;
+            let granted: AcquireLockResponse = self.calls.call(ACQUIRE_LOCK, request, Duration::ZERO).await?;
             self.leases.push(granted.lease_id);
             Ok(Held { token: Some(granted.fencing_token), lease: Some(granted.lease_id) })
         }
@@ -153,10 +145,7 @@ impl LockClient for UnaryClient {
             for lease_id in std::mem::take(&mut self.leases) {
                 let (owner_id, request_id) = (self.owner.clone(), self.request_id());
                 let request = RevokeLeaseRequest { lease_id, owner_id, request_id };
-                let revoked = self.calls.call(request, Duration::ZERO, |mut node, request| async move {
-                    node.revoke_lease(request).await
-                });
-                revoked.await?;
+                let _: RevokeLeaseResponse = self.calls.call(REVOKE_LEASE, request, Duration::ZERO).await?;
             }
             Ok(())
         }

@@ -43,7 +43,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     let measuring = Measuring::start(arena).await?;
     let mut crew = JoinSet::new();
     for number in 0..CONVERSATIONS {
-        let channel = arena.lowkey()?.channels(number).await?.swap_remove(0);
+        let channel = arena.lowkey()?.channel(number).await?;
         crew.spawn(pass_through(channel, Arc::clone(&names), Arc::clone(arena.recorder)));
     }
     let (_, ()) = futures::future::try_join(together(crew), look(arena, &names)).await?;

@@ -33,7 +33,7 @@ type Leases = Arc<Mutex<Vec<u64>>>;
 pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     let lowkey = arena.lowkey()?;
     let prefix = format!("{}/mortal-", arena.prefix);
-    let channel = lowkey.channels(0).await?.swap_remove(0);
+    let channel = lowkey.channel(0).await?;
     let leases = make(arena, &prefix, &channel).await?;
     let (_, watch_from) = lowkey.sdk().locks(&prefix).await.map_err(|error| from_sdk(&error))?;
     let watch = lowkey.sdk().watch_prefix(&prefix).from(watch_from);

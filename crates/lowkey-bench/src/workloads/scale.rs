@@ -38,7 +38,7 @@ type Filler = (Conversation, Vec<u64>);
 
 pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     let fill = Arc::new(Fill::default());
-    let channel = arena.lowkey()?.channels(0).await?.swap_remove(0);
+    let channel = arena.lowkey()?.channel(0).await?;
     let fillers = tokio::select! {
         fillers = measure(arena, &fill) => fillers?,
         problem = keep(channel, &fill) => return Err(problem),
@@ -80,7 +80,7 @@ async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Pro
 async fn hold_many(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Problem> {
     let mut crew = JoinSet::new();
     for number in 0..FILLERS {
-        let channel = arena.lowkey()?.channels(number).await?.swap_remove(0);
+        let channel = arena.lowkey()?.channel(number).await?;
         crew.spawn(hold_some(channel, Arc::clone(fill), arena.prefix.clone(), arena.size));
     }
     let watching = async {

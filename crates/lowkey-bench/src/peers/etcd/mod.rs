@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{LONG_TTL, PATIENCE, find_program, until_whole};
+use crate::caller::Caller;
 use crate::process::{Cluster, Starter, forget_settings, free_ports};
 use crate::slots::Slots;
 use crate::system::{Answer, Contender, Held, LockClient, Problem, System};
@@ -85,8 +85,8 @@ impl Contender for EtcdContender {
     fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> Answer<'_, Box<dyn System>> {
         let way = self.way;
         async move {
-            let nodes = channels(cluster.addresses())?;
-            let etcd = Etcd { cluster, way, nodes, channels: Slots::new(connections) };
+            let nodes = callers(cluster.addresses())?;
+            let etcd = Etcd { cluster, way, nodes, callers: Slots::new(connections) };
             until_whole("etcd", &etcd).await?;
             Ok(Box::new(etcd) as Box<dyn System>)
         }
@@ -94,29 +94,24 @@ impl Contender for EtcdContender {
     }
 }
 
-fn channels(addresses: &[String]) -> Result<Vec<Channel>, Problem> {
-    let channel = |address: &String| Endpoint::from_shared(address.clone()).map(|to| to.connect_lazy());
-    let channels: Result<Vec<Channel>, _> = addresses.iter().map(channel).collect();
-    channels.map_err(|error| Problem::failed(format!("etcd: {error}")))
+fn callers(addresses: &[String]) -> Result<Vec<Caller>, Problem> {
+    addresses.iter().map(|address| Caller::new(address)).collect()
 }
 
 struct Etcd {
     cluster: Arc<Cluster>,
     way: Way,
     /// For questions about the cluster, by node.
-    nodes: Vec<Channel>,
-    channels: Slots<Vec<Channel>>,
+    nodes: Vec<Caller>,
+    callers: Slots<Vec<Caller>>,
 }
 
 impl Etcd {
     /// What each node says, if it does.
     async fn statuses(&self) -> Vec<Option<wire::NodeStatus>> {
-        let ask = |channel: &Channel| {
-            let channel = channel.clone();
-            async move {
-                let status = wire::call(&channel, wire::STATUS, wire::Nothing {});
-                timeout(TRY, status).await.ok().and_then(Result::ok)
-            }
+        let ask = async |node: &Caller| {
+            let status = node.call(wire::STATUS, &wire::Nothing {});
+            timeout(TRY, status).await.ok().and_then(Result::ok)
         };
         futures::future::join_all(self.nodes.iter().map(ask)).await
     }
@@ -129,18 +124,18 @@ impl Etcd {
         })
     }
 
-    /// One of the connections that clients share: a channel to each node, the leader's first.
-    async fn channels(&self, number: usize) -> Result<Vec<Channel>, Problem> {
+    /// One of the connections that clients share, to each node, the leader's first.
+    async fn callers(&self, number: usize) -> Result<Vec<Caller>, Problem> {
         let make = async {
-            let mut channels = channels(self.cluster.addresses())?;
-            channels.rotate_left(self.leader_number().await.unwrap_or_default());
-            Ok(channels)
+            let mut callers = callers(self.cluster.addresses())?;
+            callers.rotate_left(self.leader_number().await.unwrap_or_default());
+            Ok(callers)
         };
-        self.channels.get(number, make).await
+        self.callers.get(number, make).await
     }
 
     async fn new_client(&self, number: usize, goes_on: bool) -> Result<EtcdClient, Problem> {
-        let calls = Calls { nodes: self.channels(number).await?, at: 0, goes_on, is_in_doubt: false };
+        let calls = Calls { nodes: self.callers(number).await?, at: 0, goes_on, is_in_doubt: false };
         let mut client = EtcdClient { calls, way: self.way, leases: Vec::new(), held: None };
         client.add_lease(LONG_TTL).await?;
         Ok(client)
@@ -162,8 +157,7 @@ impl System for Etcd {
             range_end.push(0xff);
             let range = wire::Range { key: prefix.into(), range_end, count_only: true };
             let leader = self.leader_number().await.unwrap_or_default();
-            let found: Result<wire::Found, Status> =
-                wire::call(&self.nodes[leader], wire::RANGE, range).await;
+            let found: Result<wire::Found, Status> = self.nodes[leader].call(wire::RANGE, &range).await;
             let count = found.map_err(|status| failed(&status))?.count;
             Ok(usize::try_from(count).unwrap_or_default())
         }
@@ -196,7 +190,7 @@ impl System for Etcd {
 
 /// Makes calls at one node; if it is to go on whatever happens, at the next when there is no answer.
 struct Calls {
-    nodes: Vec<Channel>,
+    nodes: Vec<Caller>,
     at: usize,
     goes_on: bool,
     /// Some try was not answered. There are no request ids: it may still be carried out, at any time.
@@ -205,20 +199,19 @@ struct Calls {
 
 impl Calls {
     /// Gives also whether an earlier try may have been carried out, or may yet be.
-    async fn call<Q, A>(
+    async fn call<A>(
         &mut self,
         path: &'static str,
-        request: Q,
+        request: impl prost::Message,
         wait: Duration,
     ) -> Result<(A, bool), Problem>
     where
-        Q: prost::Message + Clone + 'static,
-        A: prost::Message + Default + 'static,
+        A: prost::Message + Default,
     {
         let deadline = Instant::now() + PATIENCE + wait;
         let patience = if self.goes_on { TRY } else { PATIENCE + wait };
         loop {
-            let answer = timeout(patience, wire::call(&self.nodes[self.at], path, request.clone())).await;
+            let answer = timeout(patience, self.nodes[self.at].call(path, &request)).await;
             let status = match answer {
                 Ok(Ok(answer)) => return Ok((answer, self.is_in_doubt)),
                 Ok(Err(status)) => status,

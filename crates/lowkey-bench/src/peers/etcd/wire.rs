@@ -1,11 +1,6 @@
 //! The few calls of etcd that are needed: their messages, by their public field numbers, and their paths.
 
 use prost::Message;
-use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Channel;
-use tonic::{Request, Status};
-use tonic_prost::ProstCodec;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
@@ -156,20 +151,6 @@ pub(super) const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 pub(super) const LOCK: &str = "/v3lockpb.Lock/Lock";
 pub(super) const UNLOCK: &str = "/v3lockpb.Lock/Unlock";
 pub(super) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
-
-/// Makes one call.
-pub(super) async fn call<Q, A>(channel: &Channel, path: &'static str, request: Q) -> Result<A, Status>
-where
-    Q: Message + Send + Sync + 'static,
-    A: Message + Default + Send + Sync + 'static,
-{
-    let mut grpc = Grpc::new(channel.clone());
-    grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-    let answer = grpc
-        .unary(Request::new(request), PathAndQuery::from_static(path), ProstCodec::<Q, A>::default())
-        .await?;
-    Ok(answer.into_inner())
-}
 
 #[cfg(test)]
 mod tests {

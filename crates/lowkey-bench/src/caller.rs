@@ -1,0 +1,128 @@
+//! Single gRPC calls with as little around them as there can be.
+//!
+//! The load shares its machine with what it measures: what a call costs here is missing there. So a call is a stream of
+//! HTTP/2 and nothing else, and a request leaves with one write. General clients hand the message over when its
+//! headers are gone already, which has the service woken twice. lowkey and etcd are called in the same way.
+
+use std::sync::Arc;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use h2::client::SendRequest;
+use http::header::{CONTENT_TYPE, HeaderValue, TE};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Method, Request, Uri};
+use prost::Message;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tonic::{Code, Status};
+
+use crate::system::Problem;
+
+/// What stands before a message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Calls to one node, over one connection that is made when it is needed. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    authority: Authority,
+    connection: Arc<Mutex<Option<SendRequest<Bytes>>>>,
+}
+
+impl Caller {
+    /// For a node at a URL such as `http://127.0.0.1:9000`.
+    pub(crate) fn new(url: &str) -> Result<Self, Problem> {
+        let parsed: Option<Uri> = url.parse().ok();
+        let authority = parsed
+            .filter(|uri| uri.scheme() == Some(&Scheme::HTTP) && uri.port().is_some())
+            .and_then(|uri| uri.authority().cloned());
+        let authority = authority
+            .ok_or_else(|| Problem::failed(format!("{url} is no URL such as http://127.0.0.1:9000")))?;
+        Ok(Self { authority, connection: Arc::default() })
+    }
+
+    /// Makes a call.
+    pub(crate) async fn call<Q, A>(&self, path: &'static str, request: &Q) -> Result<A, Status>
+    where
+        Q: Message,
+        A: Message + Default,
+    {
+        let mut connection = self.connection().await?;
+        let (response, mut body) = connection.send_request(self.head(path), false).map_err(broken)?;
+        body.send_data(framed(request), true).map_err(broken)?;
+        let response = response.await.map_err(broken)?;
+        // Who refuses at once says so in the headers, and nothing follows.
+        check(response.headers())?;
+        let mut body = response.into_body();
+        let mut answer = BytesMut::new();
+        while let Some(data) = body.data().await {
+            let data = data.map_err(broken)?;
+            // A connection that ends has no use for it.
+            let _ = body.flow_control().release_capacity(data.len());
+            answer.extend_from_slice(&data);
+        }
+        if let Some(trailers) = body.trailers().await.map_err(broken)? {
+            check(&trailers)?;
+        }
+        let message = answer.get(PREFIX_BYTES..).ok_or_else(|| Status::internal("no message was sent"))?;
+        A::decode(message).map_err(|error| Status::internal(format!("the answer cannot be read: {error}")))
+    }
+
+    /// The connection, if it is one that takes a call now; or else a new one.
+    async fn connection(&self) -> Result<SendRequest<Bytes>, Status> {
+        let mut kept = self.connection.lock().await;
+        if let Some(connection) = kept.take()
+            && let Ok(connection) = connection.ready().await
+        {
+            *kept = Some(connection.clone());
+            return Ok(connection);
+        }
+        let stream = TcpStream::connect(self.authority.as_str()).await.map_err(unavailable)?;
+        stream.set_nodelay(true).map_err(unavailable)?;
+        let (connection, driver) = h2::client::handshake(stream).await.map_err(broken)?;
+        // How it ends is told to those who have a call under way.
+        tokio::spawn(async move { driver.await.unwrap_or_default() });
+        let connection = connection.ready().await.map_err(broken)?;
+        *kept = Some(connection.clone());
+        Ok(connection)
+    }
+
+    fn head(&self, path: &'static str) -> Request<()> {
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(Scheme::HTTP);
+        uri.authority = Some(self.authority.clone());
+        uri.path_and_query = Some(PathAndQuery::from_static(path));
+        let mut head = Request::new(());
+        *head.method_mut() = Method::POST;
+        // All three parts are there, so it is one; without it the call would go to no service, and be refused.
+        *head.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+        head
+    }
+}
+
+/// A message as it stands on the wire.
+fn framed(message: &impl Message) -> Bytes {
+    let len = message.encoded_len();
+    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + len);
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(len).unwrap_or(u32::MAX));
+    // Room was made for all of it.
+    let _ = message.encode(&mut frame);
+    frame.freeze()
+}
+
+fn check(headers: &http::HeaderMap) -> Result<(), Status> {
+    match Status::from_header_map(headers) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ => Ok(()),
+    }
+}
+
+fn broken(error: h2::Error) -> Status {
+    unavailable(error)
+}
+
+fn unavailable(error: impl std::error::Error) -> Status {
+    Status::unavailable(error.to_string())
+}
