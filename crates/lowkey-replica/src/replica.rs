@@ -91,6 +91,8 @@ pub struct Replica {
     pub(crate) disk: DiskRoom,
     /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
     pub(crate) feasible: Vec<(CallId, Command, WaitTime)>,
+    /// Commands that can only take a place in a queue: they go into the log with whatever comes next.
+    pub(crate) patient: Vec<(CallId, Command, WaitTime)>,
     /// Committed and on disk, not applied yet; mostly empty.
     pub(crate) unapplied: VecDeque<eraftpb::Entry>,
     /// The commit index that is on disk. A change of members takes effect only at or below it: a
@@ -152,6 +154,7 @@ impl Replica {
             last_removal: 0,
             disk: DiskRoom::Ample,
             feasible: Vec::new(),
+            patient: Vec::new(),
             unapplied: VecDeque::new(),
             durable_commit,
             durable_term,
@@ -210,6 +213,7 @@ impl Replica {
             if gap > STALL_NANOS && !mutants::is_active("a stall is not given back") {
                 self.leases.forgive(gap);
             }
+            self.propose_patient(now);
             self.expire_due(now);
             self.cancel_due(now);
             self.end_quarantine_if_due(now);
@@ -317,7 +321,11 @@ impl Replica {
     }
 
     fn command(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
+        if names_request(&command) {
+            self.propose_patient(now);
+        }
         match self.state.check(&command) {
+            Ok(None) if self.can_be_patient(&command) => self.patient.push((call, command, wait)),
             Ok(None) => self.propose(now, call, command, wait),
             // What it names may be under way in the log: only behind that is it certain what it finds.
             Err(_) if names_request(&command) && self.proposals.may_hold(lease_of(&command)) => {
@@ -332,8 +340,14 @@ impl Replica {
         self.config.unix_ms_at_zero.saturating_add(now.0 / MILLISECOND)
     }
 
+    /// Puts a command into the log, behind all that came before it.
+    fn propose(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
+        self.propose_patient(now);
+        self.put_into_log(now, call, command, wait);
+    }
+
     /// Puts a command into the log, or says why not; nothing has happened then.
-    fn propose(&mut self, now: Nanos, call: CallId, mut command: Command, wait: WaitTime) {
+    pub(crate) fn put_into_log(&mut self, now: Nanos, call: CallId, mut command: Command, wait: WaitTime) {
         let lease = lease_of(&command);
         let allowed = self.may_propose(&command, lease).and_then(|()| match &command {
             Command::RemoveMember { name, .. } => self.may_remove(now, name),
@@ -435,6 +449,7 @@ impl Replica {
     /// Proposes what nobody asked for. What is refused is given back: it is proposed again at the next
     /// tick, in this term; a later one begins anew.
     pub(crate) fn propose_end(&mut self, now: Nanos, command: Command) -> Result<(), Command> {
+        self.propose_patient(now);
         let mark = self.mark_if_due(now);
         if self.disk == DiskRoom::Exhausted || self.node.propose(mark.clone(), command.encode()).is_err() {
             return Err(command);
@@ -487,8 +502,9 @@ impl Replica {
             false => self.rounds.fail_all(),
             true => Vec::new(),
         };
+        let patient = std::mem::take(&mut self.patient).into_iter().map(|(call, ..)| call);
         // Nothing was done for any of these: they may ask the new leader.
-        for call in in_rounds.into_iter().chain(in_doubt) {
+        for call in in_rounds.into_iter().chain(in_doubt).chain(patient) {
             self.output.reply(call, Err(Failure::NotLeader { leader }));
         }
         // These may yet be committed by whoever leads now.

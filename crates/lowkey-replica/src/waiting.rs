@@ -1,5 +1,9 @@
 //! What a replica does for callers that wait for a lock: it parks them, and tells them how their waits
 //! ended. Who waits until when is in `wait_table.rs`.
+//!
+//! Whoever asks for what is held has time: nothing becomes of it before the holder lets go. So it goes into the log with
+//! the next thing that comes, in front of it, or with the next tick. An entry of its own would be under way when the
+//! release comes that it waits for, and that would have to wait for it.
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +16,26 @@ use crate::replica::Replica;
 use crate::time::{MILLISECOND, Nanos};
 use crate::wait_table::{Ended, Returned};
 
+/// So many do not wait for company any longer.
+const PATIENT_MAX: usize = 256;
+
 impl Replica {
+    /// True if a command would only take a place in a queue, whatever is under way.
+    pub(crate) fn can_be_patient(&self, command: &Command) -> bool {
+        let nothing_is_under_way = self.node.raft.raft_log.last_index() == self.state.revision();
+        nothing_is_under_way
+            && self.leases.is_armed()
+            && self.patient.len() < PATIENT_MAX
+            && self.state.would_wait(command)
+    }
+
+    /// Puts those into the log that had time, in the order in which they came.
+    pub(crate) fn propose_patient(&mut self, now: Nanos) {
+        for (call, command, wait) in std::mem::take(&mut self.patient) {
+            self.put_into_log(now, call, command, wait);
+        }
+    }
+
     /// Keeps a caller until its wait is over.
     pub(crate) fn park(&mut self, now: Nanos, ticket: Ticket, caller: Returned) {
         if !self.leases.is_armed() {
