@@ -1,11 +1,18 @@
 //! The gRPC port, as the SDK sees it.
 
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use lowkey_api::v1::{
     AcquireLockRequest, CreateLeaseRequest, GetStatusRequest, HeartbeatRequest, HeartbeatResponse,
 };
 use lowkey_api::{ApiError, Reason};
+use prost::Message as _;
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
@@ -72,6 +79,45 @@ async fn a_panic_is_answered_and_harms_no_other_call_of_the_connection() {
     let status = client.create_lease(lease_of(CLUMSY_OWNER)).await.unwrap_err();
     assert_eq!(ApiError::from_status(&status).unwrap().reason, Reason::Internal);
     assert!(client.create_lease(lease_of("a")).await.is_ok());
+}
+
+/// What becomes of a call of `CreateLease` whose body comes in these frames: its message and status.
+async fn call_in_frames(edge: &Edge, frames: &[&[u8]]) -> (Vec<u8>, String) {
+    let stream = TcpStream::connect(edge.grpc).await.unwrap();
+    let (mut calls, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let frames: Vec<_> =
+        frames.iter().map(|frame| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(frame)))).collect();
+    let request = http::Request::post(format!("http://{}/lowkey.v1.LockService/CreateLease", edge.grpc))
+        .header("content-type", "application/grpc")
+        .body(StreamBody::new(futures::stream::iter(frames)))
+        .unwrap();
+    let response = soon(calls.send_request(request)).await.unwrap();
+    assert_eq!(response.headers()["lowkey-cluster"], CLUSTER_ID);
+    let early = response.headers().get("grpc-status").cloned();
+    let body = soon(response.into_body().collect()).await.unwrap();
+    let status = early.or_else(|| body.trailers().and_then(|trailers| trailers.get("grpc-status")).cloned());
+    (body.to_bytes().to_vec(), status.unwrap().to_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn a_message_may_come_in_pieces_and_what_is_none_is_refused() {
+    let edge = Edge::start().await;
+    let message = lease_of("somebody").encode_to_vec();
+    let whole = [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat();
+    for cut in 0..=whole.len() {
+        let (first, second) = whole.split_at(cut);
+        let answer = vec![0, 0, 0, 0, 4, 8, 1, 16, 10];
+        assert_eq!(call_in_frames(&edge, &[first, second]).await, (answer, "0".to_owned()), "cut at {cut}");
+    }
+    let compressed = [&[1], &whole[1..]].concat();
+    let garbled = [&whole[..5], &[0xff; 22][..message.len()]].concat();
+    for frames in [&[&compressed[..]][..], &[&garbled[..]], &[&whole[..9]], &[&whole[..5], &[]], &[]] {
+        let (answer, status) = call_in_frames(&edge, frames).await;
+        assert_eq!((answer.len(), status.as_str()), (0, "13"), "{frames:?}");
+    }
+    assert!(edge.client().await.create_lease(lease_of("a")).await.is_ok());
 }
 
 /// A heartbeat stream with its sending side.

@@ -5,12 +5,13 @@ mod health;
 mod heartbeat;
 mod lock_service;
 mod session;
+mod short;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use ::http::Version;
+use ::http::{Version, request};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -29,12 +30,13 @@ use tonic::service::Routes;
 use tonic::{Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 
+use self::short::{Reread, Taken};
 use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, enclosed, envelope};
 
 /// The services of the gRPC port.
 ///
-/// Locks are why most come here, so their calls take the short way: past the router, whose layers would cost more than
-/// a call's decoding and encoding together.
+/// Locks are why most come here, so their calls pass the router, whose layers would cost more than a call's decoding and
+/// encoding together; and those that are made most often take the [`short`] way.
 pub struct Port<N> {
     node: Arc<N>,
     locks: LockServiceServer<Grpc<N>>,
@@ -94,10 +96,40 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
         if !is_lock_call(&request) {
             return self.others.call(request).boxed();
         }
-        let (node, uri) = (Arc::clone(&self.node), request.uri().clone());
-        let answer = self.locks.call(request).map(|Ok(answer)| answer.map(Body::new));
-        async move { Ok(enclosed(&*node, uri, Dialect::Grpc, answer).await) }.boxed()
+        let (node, uri, mut locks) = (Arc::clone(&self.node), request.uri().clone(), self.locks.clone());
+        let (head, body) = request.into_parts();
+        /// The short way, or the general one for what does not fit into it.
+        macro_rules! answered_by {
+            ($call:ident) => {{
+                let answer = async {
+                    match short::take(body).await {
+                        Taken::Message(message) => short::answer(node.$call(message).await),
+                        Taken::Other(body) => in_general(&mut locks, head, *body).await,
+                    }
+                };
+                enclosed(&*node, uri, Dialect::Grpc, answer).await
+            }};
+        }
+        async move {
+            Ok(match uri.path().rsplit('/').next() {
+                Some("AcquireLock") => answered_by!(acquire_lock),
+                Some("ReleaseLock") => answered_by!(release_lock),
+                Some("CreateLease") => answered_by!(create_lease),
+                Some("RenewLease") => answered_by!(renew_lease),
+                _ => enclosed(&*node, uri, Dialect::Grpc, in_general(&mut locks, head, body.into())).await,
+            })
+        }
+        .boxed()
     }
+}
+
+async fn in_general<N: Node>(
+    locks: &mut LockServiceServer<Grpc<N>>,
+    head: request::Parts,
+    body: Reread,
+) -> HttpResponse {
+    let Ok(answer) = locks.call(::http::Request::from_parts(head, body)).await;
+    answer.map(Body::new)
 }
 
 /// True if a request is a call of the `LockService` in every respect, known methods or not.

@@ -1,0 +1,168 @@
+//! The short way of a call: one message in, one message out, and nothing in between.
+//!
+//! Most calls come whole: one message, not compressed, in the first bytes of the body. They are decoded, answered and
+//! encoded here; the general way has streams, buffers and boxes around each of these steps, which cost more than the steps.
+//! Whatever is not exactly so goes the general way with what was read of it, and is answered or refused there.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, Incoming};
+use lowkey_api::ApiError;
+use lowkey_core::limits::REQUEST_BYTES_MAX;
+use prost::Message;
+
+use crate::edge::Dialect;
+
+/// What stands before a message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// What came with a call.
+pub(super) enum Taken<Q> {
+    /// Its message.
+    Message(Q),
+    /// Something else.
+    Other(Box<Reread>),
+}
+
+/// Takes the message out of a body.
+pub(super) async fn take<Q: Message + Default>(mut body: Incoming) -> Taken<Q> {
+    let Some(first) = body.frame().await else { return Taken::Other(Box::new(body.into())) };
+    let message = first.as_ref().ok().and_then(|frame| only_message(frame.data_ref()?));
+    match message {
+        // What comes behind the message, if anything, is for the general way to judge.
+        Some(message) if body.is_end_stream() => Taken::Message(message),
+        Some(message) => match body.frame().await {
+            None => Taken::Message(message),
+            second => Taken::Other(Box::new(Reread { read: [Some(first), second], rest: body })),
+        },
+        None => Taken::Other(Box::new(Reread { read: [Some(first), None], rest: body })),
+    }
+}
+
+/// The message, if these bytes are one and nothing else.
+fn only_message<Q: Message + Default>(bytes: &Bytes) -> Option<Q> {
+    let (prefix, message) = bytes.split_first_chunk::<PREFIX_BYTES>()?;
+    let [is_compressed, len @ ..] = *prefix;
+    let is_whole = u32::from_be_bytes(len) as usize == message.len() && message.len() <= REQUEST_BYTES_MAX;
+    if is_compressed != 0 || !is_whole {
+        return None;
+    }
+    Q::decode(message).ok()
+}
+
+/// A body of which something was read already.
+pub(super) struct Reread {
+    read: [Option<Result<Frame<Bytes>, hyper::Error>>; 2],
+    rest: Incoming,
+}
+
+impl From<Incoming> for Reread {
+    fn from(rest: Incoming) -> Self {
+        Self { read: [None, None], rest }
+    }
+}
+
+impl HttpBody for Reread {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.read.iter_mut().find_map(Option::take) {
+            Some(frame) => Poll::Ready(Some(frame)),
+            None => Poll::Ready(ready!(Pin::new(&mut self.rest).poll_frame(cx))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.iter().all(Option::is_none) && self.rest.is_end_stream()
+    }
+}
+
+/// The answer to a call.
+pub(super) fn answer<A: Message>(answer: Result<A, ApiError>) -> Response {
+    let message = match answer {
+        Ok(message) => message,
+        Err(error) => return Dialect::Grpc.error(error),
+    };
+    let mut response = Response::new(Body::new(Answer { message: Some(framed(&message)), is_over: false }));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+fn framed(message: &impl Message) -> Bytes {
+    let len = message.encoded_len();
+    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + len);
+    frame.put_u8(0);
+    // No answer comes near four gigabytes.
+    frame.put_u32(u32::try_from(len).unwrap_or(u32::MAX));
+    // Room was made for all of it.
+    let _ = message.encode(&mut frame);
+    frame.freeze()
+}
+
+/// A message, and that all went well.
+struct Answer {
+    message: Option<Bytes>,
+    is_over: bool,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(message) = self.message.take() {
+            return Poll::Ready(Some(Ok(Frame::data(message))));
+        }
+        if std::mem::replace(&mut self.is_over, true) {
+            return Poll::Ready(None);
+        }
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowkey_api::v1::RenewLeaseRequest;
+
+    use super::*;
+
+    fn taken(bytes: &[u8]) -> Option<RenewLeaseRequest> {
+        only_message(&Bytes::copy_from_slice(bytes))
+    }
+
+    #[test]
+    fn only_one_whole_message_takes_the_short_way() {
+        let whole = framed(&RenewLeaseRequest { lease_id: 300 });
+        assert_eq!(whole[..], [0, 0, 0, 0, 3, 8, 0xac, 2]);
+        assert_eq!(taken(&whole), Some(RenewLeaseRequest { lease_id: 300 }));
+        assert_eq!(taken(&[0, 0, 0, 0, 0]), Some(RenewLeaseRequest::default()));
+        for len in 0..whole.len() {
+            assert_eq!(taken(&whole[..len]), None, "only {len} bytes have come");
+        }
+        assert_eq!(taken(&[&whole[..], &[0]].concat()), None, "something follows");
+        assert_eq!(taken(&[1, 0, 0, 0, 3, 8, 0xac, 2]), None, "compressed");
+        assert_eq!(taken(&[0, 0, 0, 0, 3, 8, 0xac, 0xff]), None, "not a message");
+        let long = vec![0; REQUEST_BYTES_MAX + 1];
+        let prefix = u32::try_from(long.len()).unwrap().to_be_bytes();
+        assert_eq!(taken(&[&[0], &prefix[..], &long].concat()), None, "too long");
+    }
+}
