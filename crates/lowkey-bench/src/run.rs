@@ -5,8 +5,10 @@
 //! meanwhile does so for all of them. Where there are no turns they come one after the other, each alone.
 
 use std::sync::Arc;
+use std::thread;
 
-use tokio::runtime::Runtime;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use crate::lowkey::{LowkeyContender, Place, Through, tag};
 use crate::process::{Cluster, Starter};
@@ -148,33 +150,37 @@ fn groups(case: &Case, contenders: Vec<Arc<dyn Contender>>) -> Vec<Vec<Arc<dyn C
     }
 }
 
-/// A runtime for one workload: whatever still runs in it ends with it.
-struct Load(Option<Runtime>);
+/// A runtime for one workload, on a thread of its own: whatever still runs in it ends with it.
+struct Load {
+    runtime: Handle,
+    /// The thread ends when this is gone.
+    _is_needed: oneshot::Sender<()>,
+}
 
 impl Load {
     fn new() -> Result<Self, Problem> {
         // One thread makes more load than anybody here bears, and leaves the rest of the machine to who is measured.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        runtime
-            .map(|runtime| Self(Some(runtime)))
-            .map_err(|error| Problem::failed(format!("cannot start the runtime: {error}")))
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime =
+            runtime.map_err(|error| Problem::failed(format!("cannot start the runtime: {error}")))?;
+        let handle = runtime.handle().clone();
+        let (is_needed, is_over) = oneshot::channel();
+        let run = move || {
+            // An error is what it waits for.
+            let _ = runtime.block_on(is_over);
+            runtime.shutdown_background();
+        };
+        let spawned = thread::Builder::new().name("load".into()).spawn(run);
+        spawned.map_err(|error| Problem::failed(format!("cannot start a thread: {error}")))?;
+        Ok(Self { runtime: handle, _is_needed: is_needed })
     }
 
     async fn carry_out<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Problem>> + Send + 'static,
     ) -> Result<T, Problem> {
-        let Some(runtime) = &self.0 else { return Err(Problem::failed("the runtime has ended")) };
-        let outcome = runtime.spawn(work).await;
+        let outcome = self.runtime.spawn(work).await;
         outcome.map_err(|error| Problem::failed(format!("the workload broke: {error}")))?
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
     }
 }
 

@@ -110,7 +110,12 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
     // would wake each other for work that one of them could do.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let workers = cores.saturating_sub(1).max(1);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
+    let runtime = match workers {
+        // One worker has nobody to share with; and it takes up tasks in the order in which they were woken, so that what
+        // a connection has to say leaves with one write.
+        1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        _ => tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build(),
+    };
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return complain(&format!("cannot start the runtime: {error}"), EXIT_FAILED),
