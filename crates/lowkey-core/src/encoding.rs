@@ -1,8 +1,8 @@
 //! The bytes of commands: versioned protobuf, one message a log entry.
 //!
-//! The structs here are the format and nothing else; they never leave this file. Numbers are never
-//! reused. Decoding trusts nothing: whatever is not exactly a command of a known kind is an error,
-//! and the caller must stop rather than skip it, or replicas would drift apart.
+//! The structs here are the format and nothing else; they never leave this file. They read it; it is written straight
+//! from the commands. Numbers are never reused. Decoding trusts nothing: whatever is not exactly a command
+//! of a known kind is an error, and the caller must stop rather than skip it, or replicas would drift apart.
 
 use std::fmt;
 
@@ -10,6 +10,7 @@ use prost::Message as _;
 
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
+use crate::fields::{Fields, Fnv, Part, Same, Sink};
 use crate::name::{
     Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl,
     Value,
@@ -72,6 +73,9 @@ impl From<Invalid> for DecodeError {
         Self::Malformed(invalid.to_string())
     }
 }
+
+/// What stands before the content of a command: its kind and length.
+const HEAD_BYTES_MAX: usize = 11;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
@@ -249,7 +253,10 @@ pub(crate) struct NodeInfoProto {
 impl Command {
     /// The command as the data of a log entry. Never empty: an empty entry is Raft's own.
     pub fn encode(&self) -> Vec<u8> {
-        CommandProto { kind: Some(self.to_proto()) }.encode_to_vec()
+        let (number, content) = (self.number(), Content::whole(self));
+        let mut bytes = Vec::with_capacity(content.len() + HEAD_BYTES_MAX);
+        Fields(&mut bytes).message(number, &content);
+        bytes
     }
 
     /// Reads what [`Command::encode`] wrote, of this or an earlier version.
@@ -258,104 +265,34 @@ impl Command {
         let command = Self::from_proto(proto.kind.ok_or(DecodeError::UnknownKind)?)?;
         // Protobuf passes over what it does not know. A replica must not: it would carry out half of
         // what a newer one carries out whole.
-        if command.encode() == bytes { Ok(command) } else { Err(DecodeError::UnknownKind) }
+        let mut same = Same::new(bytes);
+        Fields(&mut same).message(command.number(), &Content::whole(&command));
+        if same.finish() { Ok(command) } else { Err(DecodeError::UnknownKind) }
     }
 
     /// A number that tells two commands apart that share a request id. What may differ between a
     /// request and its honest retry is left out: the proposer's wall clock, and whether to wait.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let mut kind = self.to_proto();
-        match &mut kind {
-            Kind::RevokeLease(revoke) => revoke.since_unix_ms = 0,
-            Kind::Acquire(acquire) => {
-                acquire.since_unix_ms = 0;
-                acquire.wait = false;
-            }
-            Kind::Release(release) => release.since_unix_ms = 0,
-            _ => {}
-        }
-        crate::snapshot::fnv1a(&CommandProto { kind: Some(kind) }.encode_to_vec())
+        let mut hash = Fnv::new();
+        let content = Content { command: self, as_asked_first: true };
+        Fields(&mut hash).message(self.number(), &content);
+        hash.finish()
     }
 
-    fn to_proto(&self) -> Kind {
+    /// The number of its kind: see [`Kind`].
+    fn number(&self) -> u32 {
         match self {
-            Self::CreateLease { owner, ttl, request } => Kind::CreateLease(CreateLeaseProto {
-                owner: owner.to_string(),
-                ttl_seconds: ttl.seconds(),
-                request: request.to_string(),
-            }),
-            Self::RevokeLease { lease, owner, since_unix_ms, request } => {
-                Kind::RevokeLease(RevokeLeaseProto {
-                    lease: lease.0,
-                    owner: owner.to_string(),
-                    request: request.to_string(),
-                    since_unix_ms: *since_unix_ms,
-                })
-            }
-            Self::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, request } => {
-                let (lease, new_lease_ttl_seconds) = match with {
-                    AcquireWith::Lease(lease) => (lease.0, 0),
-                    AcquireWith::NewLease(ttl) => (0, ttl.seconds()),
-                };
-                Kind::Acquire(AcquireProto {
-                    lock: lock.to_string(),
-                    owner: owner.to_string(),
-                    lease,
-                    new_lease_ttl_seconds,
-                    since_unix_ms: *since_unix_ms,
-                    request: request.to_string(),
-                    mode: encode_mode(*mode),
-                    scope: encode_scope(*scope),
-                    value: value.as_str().to_owned(),
-                    wait: *wait,
-                })
-            }
-            Self::Release { lock, grant, token, since_unix_ms, request } => {
-                let (lease, acquire_request, owner) = match grant {
-                    GrantRef::Lease(lease) => (lease.0, String::new(), String::new()),
-                    GrantRef::Request(acquire, Requester::Lease(lease)) => {
-                        (lease.0, acquire.to_string(), String::new())
-                    }
-                    GrantRef::Request(acquire, Requester::Owner(owner)) => {
-                        (0, acquire.to_string(), owner.to_string())
-                    }
-                };
-                Kind::Release(ReleaseProto {
-                    lock: lock.to_string(),
-                    lease,
-                    acquire_request,
-                    token: token.map_or(0, |token| token.0),
-                    request: request.to_string(),
-                    owner,
-                    since_unix_ms: *since_unix_ms,
-                })
-            }
-            Self::SetValue { lock, owner, lease, token, value, request } => Kind::SetValue(SetValueProto {
-                lock: lock.to_string(),
-                owner: owner.to_string(),
-                lease: lease.0,
-                token: token.map_or(0, |token| token.0),
-                value: value.as_str().to_owned(),
-                request: request.to_string(),
-            }),
-            Self::CancelWait { tickets, since_unix_ms } => Kind::CancelWait(CancelWaitProto {
-                tickets: tickets.iter().map(|ticket| ticket.0).collect(),
-                since_unix_ms: *since_unix_ms,
-            }),
-            Self::Expire { leases, decided_term, since_unix_ms } => Kind::Expire(ExpireProto {
-                leases: leases.iter().map(|lease| lease.0).collect(),
-                decided_term: *decided_term,
-                since_unix_ms: *since_unix_ms,
-            }),
-            Self::AddMember { node } => Kind::AddMember(NodeInfoProto::from(node)),
-            Self::UpdateMember { member, node } => {
-                Kind::UpdateMember(UpdateMemberProto { member: member.0, node: Some(node.into()) })
-            }
-            Self::RemoveMember { name, member } => Kind::RemoveMember(RemoveMemberProto {
-                name: name.to_string(),
-                member: member.map_or(0, |member| member.0),
-            }),
-            Self::EndQuarantine => Kind::EndQuarantine(EndQuarantineProto {}),
+            Self::CreateLease { .. } => 1,
+            Self::RevokeLease { .. } => 2,
+            Self::Acquire { .. } => 3,
+            Self::Release { .. } => 4,
+            Self::Expire { .. } => 5,
+            Self::AddMember { .. } => 6,
+            Self::SetValue { .. } => 7,
+            Self::CancelWait { .. } => 8,
+            Self::RemoveMember { .. } => 9,
+            Self::UpdateMember { .. } => 10,
+            Self::EndQuarantine => 12,
         }
     }
 
@@ -436,6 +373,110 @@ impl Command {
             },
             Kind::EndQuarantine(EndQuarantineProto {}) => Self::EndQuarantine,
         })
+    }
+}
+
+/// What a command consists of.
+struct Content<'a> {
+    command: &'a Command,
+    /// Without what may be different when the same is asked again.
+    as_asked_first: bool,
+}
+
+impl<'a> Content<'a> {
+    fn whole(command: &'a Command) -> Self {
+        Self { command, as_asked_first: false }
+    }
+}
+
+impl Part for Content<'_> {
+    // Field by field what the structs above say, which read it.
+    fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
+        let since = |since_unix_ms: &u64| if self.as_asked_first { 0 } else { *since_unix_ms };
+        match self.command {
+            Command::CreateLease { owner, ttl, request } => {
+                fields.text(1, owner.as_str());
+                fields.number(2, ttl.seconds().cast_unsigned());
+                fields.text(3, request.as_str());
+            }
+            Command::RevokeLease { lease, owner, since_unix_ms, request } => {
+                fields.number(1, lease.0);
+                fields.text(2, owner.as_str());
+                fields.text(3, request.as_str());
+                fields.number(4, since(since_unix_ms));
+            }
+            Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, request } => {
+                let (lease, ttl) = match with {
+                    AcquireWith::Lease(lease) => (lease.0, 0),
+                    AcquireWith::NewLease(ttl) => (0, ttl.seconds()),
+                };
+                fields.text(1, lock.as_str());
+                fields.text(2, owner.as_str());
+                fields.number(3, lease);
+                fields.number(4, ttl.cast_unsigned());
+                fields.number(5, since(since_unix_ms));
+                fields.text(6, request.as_str());
+                fields.number(7, encode_mode(*mode).into());
+                fields.number(8, encode_scope(*scope).into());
+                fields.text(9, value.as_str());
+                fields.number(10, (*wait && !self.as_asked_first).into());
+            }
+            Command::Release { lock, grant, token, since_unix_ms, request } => {
+                let (lease, acquire_request, owner) = match grant {
+                    GrantRef::Lease(lease) => (lease.0, "", ""),
+                    GrantRef::Request(acquire, Requester::Lease(lease)) => (lease.0, acquire.as_str(), ""),
+                    GrantRef::Request(acquire, Requester::Owner(owner)) => {
+                        (0, acquire.as_str(), owner.as_str())
+                    }
+                };
+                fields.text(1, lock.as_str());
+                fields.number(2, lease);
+                fields.text(3, acquire_request);
+                fields.number(4, token.map_or(0, |token| token.0));
+                fields.text(5, request.as_str());
+                fields.text(6, owner);
+                fields.number(7, since(since_unix_ms));
+            }
+            Command::SetValue { lock, owner, lease, token, value, request } => {
+                fields.text(1, lock.as_str());
+                fields.text(2, owner.as_str());
+                fields.number(3, lease.0);
+                fields.number(4, token.map_or(0, |token| token.0));
+                fields.text(5, value.as_str());
+                fields.text(6, request.as_str());
+            }
+            Command::CancelWait { tickets, since_unix_ms } => {
+                fields.numbers(1, tickets.iter().map(|ticket| ticket.0));
+                fields.number(2, *since_unix_ms);
+            }
+            Command::Expire { leases, decided_term, since_unix_ms } => {
+                fields.numbers(1, leases.iter().map(|lease| lease.0));
+                fields.number(2, *decided_term);
+                fields.number(3, *since_unix_ms);
+            }
+            Command::AddMember { node } => node.write(fields),
+            Command::UpdateMember { member, node } => {
+                fields.number(1, member.0);
+                fields.message(2, node);
+            }
+            Command::RemoveMember { name, member } => {
+                fields.text(1, name.as_str());
+                fields.number(2, member.map_or(0, |member| member.0));
+            }
+            Command::EndQuarantine => {}
+        }
+    }
+}
+
+impl Part for NodeInfo {
+    fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
+        let Self { name, identity, raft_address, grpc_address, http_address, command_version } = self;
+        fields.text(1, name.as_str());
+        fields.bytes(2, identity.as_ref().map_or(&[], |identity| &identity.0));
+        fields.text(3, raft_address);
+        fields.text(4, grpc_address);
+        fields.text(5, http_address);
+        fields.number(6, (*command_version).into());
     }
 }
 

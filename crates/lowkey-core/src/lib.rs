@@ -11,6 +11,7 @@ mod claim;
 mod command;
 mod digest;
 mod encoding;
+mod fields;
 mod held;
 mod holders;
 pub mod limits;

@@ -13,6 +13,7 @@ use prost::{Message, encoding};
 use crate::claim::Mode;
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{DecodeError, NodeInfoProto, decode_mode, decode_scope, encode_mode, encode_scope};
+use crate::fields::{Fnv, Sink as _};
 use crate::held::Held;
 use crate::holders::Grant;
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
@@ -85,14 +86,6 @@ impl From<DecodeError> for SnapshotError {
 
 fn malformed<T>(what: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError::Malformed(what.into()))
-}
-
-/// FNV-1a, 64 bits: a fixed, specified function, so that replicas of different builds agree. It
-/// guards against drift, not against an adversary.
-pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 /// What there is once. The parts of the state follow, each kind under its number, so that they can be written
@@ -342,7 +335,9 @@ impl State {
 
     /// The hash of the state that these bytes encode, without decoding them.
     pub fn hash_of_snapshot(bytes: &[u8]) -> u64 {
-        fnv1a(bytes)
+        let mut hash = Fnv::new();
+        hash.put(bytes);
+        hash.finish()
     }
 
     fn restore_lease(&mut self, proto: LeaseProto) -> Result<(), SnapshotError> {
