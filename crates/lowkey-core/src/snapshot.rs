@@ -269,7 +269,7 @@ impl State {
         write_parts(&mut bytes, LEASES, self.leases().map(|(id, lease)| lease_proto(id, lease)));
         write_parts(&mut bytes, LOCKS, self.grants().map(|(name, grant)| lock_proto(name, grant)));
         let members = self.members.iter();
-        let members = members.map(|(id, node)| MemberProto { id: id.0, node: Some(node.into()) });
+        let members = members.map(|(id, node)| MemberProto { id: id.0, node: Some(node.as_ref().into()) });
         write_parts(&mut bytes, MEMBERS, members);
         let requests = self
             .lease_requests

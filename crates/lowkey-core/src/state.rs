@@ -21,6 +21,7 @@ mod read;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::claim::{Claim, Mode, Paths, Scope, Waits};
 use crate::command::{Applied, Command, NodeInfo};
@@ -64,7 +65,8 @@ pub struct State {
     pub(crate) queued: BTreeSet<LockName>,
     /// All holds and waits, by path.
     pub(crate) paths: Paths,
-    pub(crate) members: BTreeMap<MemberId, NodeInfo>,
+    // Shared with whoever is told of them, which happens all the time; they hardly ever change.
+    pub(crate) members: BTreeMap<MemberId, Arc<NodeInfo>>,
     /// Requests that made or ended a lease, or released what they know by its owner alone, and so cannot be
     /// remembered by one.
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,

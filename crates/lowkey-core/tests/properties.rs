@@ -130,7 +130,7 @@ proptest! {
                     .collect();
                 prop_assert_eq!(real, queue);
             }
-            let members: Vec<_> = state.members().map(|(id, node)| (id, node.clone())).collect();
+            let members: Vec<_> = state.members().map(|(id, node)| (id, node.as_ref().clone())).collect();
             prop_assert_eq!(&members, &model.members);
 
             // Reading also finds two holders in each other's way, and somebody who waits for nothing.

@@ -117,6 +117,8 @@ pub struct Replica {
     pub(crate) applied_term: u64,
     /// Taken from `raft` in this turn, to be handed back at its end.
     ready: Option<Ready>,
+    /// What is committed is applied in the next turn, not in this one.
+    applies_later: bool,
     pub(crate) output: Output,
 }
 
@@ -166,6 +168,7 @@ impl Replica {
             began_at: saved.index,
             applied_term: saved.term,
             ready: None,
+            applies_later: false,
             output: Output::default(),
         };
         replica.fix_election_timeout();
@@ -572,7 +575,12 @@ impl Replica {
             must_save_hard_state = ready.must_sync();
             self.ready = Some(ready);
         }
-        self.apply(now)?;
+        // What a follower has to write the leader waits for; what it has to apply can wait until it has told of that.
+        let has_entries = self.ready.as_ref().is_some_and(|ready| !ready.entries().is_empty());
+        self.applies_later = has_entries && self.node.raft.state == StateRole::Follower;
+        if !self.applies_later {
+            self.apply(now)?;
+        }
         self.compact(&mut persist);
         // What is left unapplied waits for the commit index to reach the disk.
         if must_save_hard_state || !self.unapplied.is_empty() || !persist.is_empty() {
@@ -602,7 +610,9 @@ impl Replica {
             self.output.messages.extend(messages);
             self.unapplied.extend(light.take_committed_entries());
         }
-        self.apply(now)?;
+        if !std::mem::take(&mut self.applies_later) {
+            self.apply(now)?;
+        }
         self.node.advance_apply_to(self.state.revision());
         self.serve_rounds(now);
         for (call, command, wait) in std::mem::take(&mut self.feasible) {

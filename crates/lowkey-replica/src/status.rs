@@ -1,6 +1,7 @@
 //! What a replica tells about itself.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use lowkey_core::{MemberId, NodeInfo, State, Token, mutants};
 use raft::StateRole;
@@ -53,6 +54,13 @@ pub struct Status {
 }
 
 impl Status {
+    /// True if the same nodes are registered, as they describe themselves, and the same are leaving.
+    pub fn has_same_members(&self, other: &Self) -> bool {
+        let nodes = self.members.iter().map(|known| (known.member, &known.node));
+        nodes.eq(other.members.iter().map(|known| (known.member, &known.node)))
+            && (&self.leaving, self.last_member) == (&other.leaving, other.last_member)
+    }
+
     /// True if this one has been a member and is none any more, by what is applied here: neither registered
     /// nor in the configuration. It never will be again: ids are not reused.
     pub fn has_removed(&self, member: MemberId) -> bool {
@@ -90,7 +98,7 @@ pub struct MemberStatus {
     /// Its id in the group.
     pub member: MemberId,
     /// How it described itself.
-    pub node: NodeInfo,
+    pub node: Arc<NodeInfo>,
     /// It counts for the quorum.
     pub voter: bool,
     /// As the leader sees it: entries that it lacks, and whether it answers. Nothing elsewhere.
@@ -105,7 +113,7 @@ impl Replica {
         let last = raft.raft_log.last_index();
         let members = self.state.members().map(|(member, node)| MemberStatus {
             member,
-            node: node.clone(),
+            node: Arc::clone(node),
             voter: self.counts(member.0),
             progress: raft
                 .prs()

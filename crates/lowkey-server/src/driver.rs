@@ -310,7 +310,9 @@ impl Running {
             }
         }
         let now = self.driver.clock.now();
-        let output = self.driver.replica.end_turn(now).map_err(fatal)?;
+        let mut output = self.driver.replica.end_turn(now).map_err(fatal)?;
+        // First what others wait for.
+        self.send(&mut output);
         // Before the replies: who has been told of something can see it in the status.
         self.publish();
         self.carry_out(output);
@@ -363,8 +365,15 @@ impl Running {
         Ok(true)
     }
 
-    fn carry_out(&mut self, output: Output) {
-        self.driver.links.send(output.messages, output.reports);
+    fn send(&mut self, output: &mut Output) {
+        let (messages, reports) = (&mut output.messages, &mut output.reports);
+        if !messages.is_empty() || !reports.is_empty() {
+            self.driver.links.send(std::mem::take(messages), std::mem::take(reports));
+        }
+    }
+
+    fn carry_out(&mut self, mut output: Output) {
+        self.send(&mut output);
         if let Some(index) = output.history_lost {
             self.driver.feed.reset(index);
         }
@@ -404,7 +413,10 @@ impl Running {
         tell_of_members(&before, &status);
         tell_of_divergence(before.divergence, status.divergence);
         tell_of_quarantine(&before, &status);
-        self.driver.links.follow(&status);
+        // Who is linked to depends on nothing else.
+        if before.leader != status.leader || !status.has_same_members(&before) {
+            self.driver.links.follow(&status);
+        }
         let is_removed = status.has_removed(status.member);
         self.driver.view.publish(status);
         if is_removed {

@@ -324,7 +324,7 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
             );
         }
         let known = status.members.iter().find(|member| member.member == service.view.own());
-        if known.is_some_and(|known| known.node == info) {
+        if known.is_some_and(|known| *known.node == info) {
             return;
         }
         // With its number: a node that was removed must not come in again by telling where it is.

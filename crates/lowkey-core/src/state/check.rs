@@ -1,5 +1,7 @@
 //! What would become of a command: read-only, and the same for a leader that asks and for `apply`.
 
+use std::sync::Arc;
+
 use super::waiting::LAST;
 use super::{Lease, State};
 use crate::claim::{Claim, Mode, Scope};
@@ -69,10 +71,11 @@ impl State {
 
     /// The registered node that this one is, or whose place it takes.
     pub(super) fn place_of(&self, node: &NodeInfo) -> Option<MemberId> {
-        let own =
-            |(_, known): &(&MemberId, &NodeInfo)| known.identity.is_some() && known.identity == node.identity;
+        let own = |(_, known): &(&MemberId, &Arc<NodeInfo>)| {
+            known.identity.is_some() && known.identity == node.identity
+        };
         let expected =
-            |(_, known): &(&MemberId, &NodeInfo)| known.identity.is_none() && known.name == node.name;
+            |(_, known): &(&MemberId, &Arc<NodeInfo>)| known.identity.is_none() && known.name == node.name;
         self.members
             .iter()
             .find(own)

@@ -1,5 +1,7 @@
 //! How leases, grants, waits and members come, change and go. Only here, so that the digest is in step.
 
+use std::sync::Arc;
+
 use super::{Lease, State, Wait};
 use crate::command::NodeInfo;
 use crate::digest::{Mix, Part};
@@ -76,14 +78,14 @@ impl State {
     }
 
     /// Replaces what is registered under the id, if anything is, and gives it back.
-    pub(crate) fn put_member(&mut self, id: MemberId, node: NodeInfo) -> Option<NodeInfo> {
+    pub(crate) fn put_member(&mut self, id: MemberId, node: NodeInfo) -> Option<Arc<NodeInfo>> {
         let before = self.take_member(id);
         self.digest.add(Part::Member(id, &node));
-        self.members.insert(id, node);
+        self.members.insert(id, Arc::new(node));
         before
     }
 
-    pub(super) fn take_member(&mut self, id: MemberId) -> Option<NodeInfo> {
+    pub(super) fn take_member(&mut self, id: MemberId) -> Option<Arc<NodeInfo>> {
         let node = self.members.remove(&id)?;
         self.digest.take(Part::Member(id, &node));
         Some(node)

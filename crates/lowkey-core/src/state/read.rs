@@ -1,6 +1,7 @@
 //! What may be read of the state.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
 use super::{Lease, Lock, State, Wait};
 use crate::command::{Holder, NodeInfo, Waiter};
@@ -102,7 +103,7 @@ impl State {
     }
 
     /// Every registered node, by id.
-    pub fn members(&self) -> impl ExactSizeIterator<Item = (MemberId, &NodeInfo)> {
+    pub fn members(&self) -> impl ExactSizeIterator<Item = (MemberId, &Arc<NodeInfo>)> {
         self.members.iter().map(|(id, node)| (*id, node))
     }
 
@@ -114,12 +115,12 @@ impl State {
     /// The member that understands least.
     pub fn oldest_member(&self) -> Option<&NodeInfo> {
         let known = self.members.values().filter(|node| node.identity.is_some());
-        known.min_by_key(|node| node.command_version)
+        known.min_by_key(|node| node.command_version).map(Arc::as_ref)
     }
 
     /// A registered node.
     pub fn member(&self, member: MemberId) -> Option<&NodeInfo> {
-        self.members.get(&member)
+        self.members.get(&member).map(Arc::as_ref)
     }
 
     /// The highest id that a node was ever registered with.

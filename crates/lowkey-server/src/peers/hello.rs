@@ -187,6 +187,8 @@ impl Hello {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::Arc;
+
     use lowkey_core::{NodeInfo, NodeName, Token};
     use lowkey_replica::{MemberStatus, Role};
 
@@ -204,14 +206,14 @@ pub(super) mod tests {
     pub(crate) fn member(number: u64, identity: Option<u8>) -> MemberStatus {
         MemberStatus {
             member: MemberId(number),
-            node: NodeInfo {
+            node: Arc::new(NodeInfo {
                 name: NodeName::parse(&format!("n{number}")).unwrap(),
                 identity: identity.map(|byte| NodeIdentity([byte; 16])),
                 raft_address: "127.0.0.1:7000".to_owned(),
                 grpc_address: String::new(),
                 http_address: String::new(),
                 command_version: 0,
-            },
+            }),
             voter: true,
             progress: None,
         }
