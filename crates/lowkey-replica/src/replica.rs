@@ -324,19 +324,19 @@ impl Replica {
     }
 
     fn command(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
-        if names_request(&command) {
-            self.propose_patient(now);
-        }
         match self.state.check(&command) {
             Ok(None) if self.can_be_patient(&command) => self.patient.push((call, command, wait)),
             Ok(None) => self.propose(now, call, command, wait),
             // What it names may be under way in the log: only behind that is it certain what it finds.
-            Err(_) if names_request(&command) && self.proposals.may_hold(lease_of(&command)) => {
-                self.propose(now, call, command, wait);
-            }
+            Err(_) if self.may_name_later(&command) => self.propose(now, call, command, wait),
             // A refusal needs no entry, only the certainty that this is still the leader.
             Err(_) | Ok(Some(_)) => self.rounds.join(call, Wish::Check { command, wait }),
         }
+    }
+
+    /// True if what a command names may be on its way into the state.
+    fn may_name_later(&self, command: &Command) -> bool {
+        names_request(command) && (!self.patient.is_empty() || self.proposals.may_hold(lease_of(command)))
     }
 
     pub(crate) fn unix_ms(&self, now: Nanos) -> u64 {
@@ -788,6 +788,8 @@ impl Replica {
                 },
                 Wish::Read(query) => self.output.reply(call, Ok(reads::answer(&self.state, &query))),
                 Wish::Check { command, wait } => match self.state.check(&command) {
+                    // What it names may have been taken in after it.
+                    Err(_) if self.may_name_later(&command) => self.feasible.push((call, command, wait)),
                     Err(refusal) => {
                         let failure = self.refused(now, refusal);
                         self.output.reply(call, Err(failure));

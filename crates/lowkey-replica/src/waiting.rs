@@ -8,7 +8,7 @@
 #[cfg(test)]
 mod tests;
 
-use lowkey_core::limits::WAITS_PER_CANCEL_MAX;
+use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, WAITS_PER_CANCEL_MAX};
 use lowkey_core::{Command, Refusal, Ticket, WaitEnd, mutants};
 
 use crate::output::{Failure, Response};
@@ -16,8 +16,10 @@ use crate::replica::Replica;
 use crate::time::{MILLISECOND, Nanos};
 use crate::wait_table::{Ended, Returned};
 
-/// So many do not wait for company any longer.
-const PATIENT_MAX: usize = 256;
+/// So many do not wait for company any longer. All may be of one lease, and they are under way at the same time then: others
+/// of that lease must still have room.
+const PATIENT_MAX: usize = 64;
+const _: () = assert!(PATIENT_MAX <= IN_FLIGHT_PER_LEASE_MAX / 2);
 
 impl Replica {
     /// True if a command would only take a place in a queue, whatever is under way.

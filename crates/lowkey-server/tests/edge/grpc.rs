@@ -83,14 +83,19 @@ async fn a_panic_is_answered_and_harms_no_other_call_of_the_connection() {
 
 /// What becomes of a call of `CreateLease` whose body comes in these frames: its message and status.
 async fn call_in_frames(edge: &Edge, frames: &[&[u8]]) -> (Vec<u8>, String) {
+    call_as(edge, "CreateLease", "identity", frames).await
+}
+
+async fn call_as(edge: &Edge, method: &str, encoding: &str, frames: &[&[u8]]) -> (Vec<u8>, String) {
     let stream = TcpStream::connect(edge.grpc).await.unwrap();
     let (mut calls, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     let frames: Vec<_> =
         frames.iter().map(|frame| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(frame)))).collect();
-    let request = http::Request::post(format!("http://{}/lowkey.v1.LockService/CreateLease", edge.grpc))
+    let request = http::Request::post(format!("http://{}/lowkey.v1.LockService/{method}", edge.grpc))
         .header("content-type", "application/grpc")
+        .header("grpc-encoding", encoding)
         .body(StreamBody::new(futures::stream::iter(frames)))
         .unwrap();
     let response = soon(calls.send_request(request)).await.unwrap();
@@ -118,6 +123,24 @@ async fn a_message_may_come_in_pieces_and_what_is_none_is_refused() {
         assert_eq!((answer.len(), status.as_str()), (0, "13"), "{frames:?}");
     }
     assert!(edge.client().await.create_lease(lease_of("a")).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_is_no_method_and_what_may_be_compressed_is_refused() {
+    let edge = Edge::start().await;
+    let message = lease_of("somebody").encode_to_vec();
+    let whole = [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat();
+    for (method, encoding) in [
+        ("CreateLeases", "identity"),
+        ("x/CreateLease", "identity"),
+        ("/CreateLease", "identity"),
+        ("CreateLease/", "identity"),
+        ("CreateLease", "gzip"),
+        ("GetStatus", "gzip"),
+    ] {
+        let (answer, status) = call_as(&edge, method, encoding, &[&whole]).await;
+        assert_eq!((answer.len(), status.as_str()), (0, "12"), "{method}, {encoding}");
+    }
 }
 
 /// A heartbeat stream with its sending side.

@@ -22,7 +22,7 @@ use futures::stream::MapErr;
 use futures::{FutureExt, TryStreamExt};
 use hyper::body::Incoming;
 use lowkey_api::v1::election_service_server::ElectionServiceServer;
-use lowkey_api::v1::lock_service_server::{self, LockServiceServer};
+use lowkey_api::v1::lock_service_server::LockServiceServer;
 use lowkey_api::{ApiError, FILE_DESCRIPTOR_SET, Reason};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 use tonic::codegen::Service;
@@ -110,8 +110,9 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
                 enclosed(&*node, uri, Dialect::Grpc, answer).await
             }};
         }
+        let is_plain = !short::is_compressed(&head.headers);
         async move {
-            Ok(match uri.path().rsplit('/').next() {
+            Ok(match uri.path().strip_prefix(LOCK_SERVICE).filter(|_| is_plain) {
                 Some("AcquireLock") => answered_by!(acquire_lock),
                 Some("ReleaseLock") => answered_by!(release_lock),
                 Some("CreateLease") => answered_by!(create_lease),
@@ -132,12 +133,12 @@ async fn in_general<N: Node>(
     answer.map(Body::new)
 }
 
+/// What stands before the names of the `LockService`'s methods.
+const LOCK_SERVICE: &str = "/lowkey.v1.LockService/";
+
 /// True if a request is a call of the `LockService` in every respect, known methods or not.
 fn is_lock_call(request: &::http::Request<Incoming>) -> bool {
-    let path = request.uri().path().strip_prefix('/');
-    path.and_then(|path| path.split_once('/'))
-        .is_some_and(|(service, _)| service == lock_service_server::SERVICE_NAME)
-        && is_grpc(request)
+    request.uri().path().starts_with(LOCK_SERVICE) && is_grpc(request)
 }
 
 fn is_grpc<B>(request: &::http::Request<B>) -> bool {
@@ -183,4 +184,16 @@ fn reply_events<T>(answer: Result<Events<T>, ApiError>) -> Result<Response<Statu
     let mut response = Response::new(stream.map_err(Status::from as fn(ApiError) -> Status));
     response.metadata_mut().insert(REVISION_HEADER, revision.into());
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use lowkey_api::v1::lock_service_server::SERVICE_NAME;
+
+    use super::*;
+
+    #[test]
+    fn the_lock_service_is_found_by_its_name() {
+        assert_eq!(LOCK_SERVICE, format!("/{SERVICE_NAME}/"));
+    }
 }

@@ -30,6 +30,11 @@ pub(super) enum Taken<Q> {
     Other(Box<Reread>),
 }
 
+/// True if messages of a call may be compressed.
+pub(super) fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get("grpc-encoding").is_some_and(|encoding| encoding != "identity")
+}
+
 /// Takes the message out of a body.
 pub(super) async fn take<Q: Message + Default>(mut body: Incoming) -> Taken<Q> {
     let Some(first) = body.frame().await else { return Taken::Other(Box::new(body.into())) };
