@@ -4,6 +4,7 @@
 //!   documentation: messages, a client and a server stub, and their JSON form.
 //! - [`error`] has every reason for which a request can be refused, with its gRPC code and HTTP
 //!   status, in one table.
+//! - [`framing`] is how gRPC puts a message on the wire, for who does it without a library's help.
 //! - [`position`] is where a change stands in history, as watches tell it and are told it.
 //! - [`validity`] says until when a client may act as holder (R6, R7).
 //!
@@ -24,6 +25,7 @@
 //! ```
 
 pub mod error;
+pub mod framing;
 pub mod position;
 pub mod validity;
 

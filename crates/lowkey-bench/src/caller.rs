@@ -6,20 +6,18 @@
 
 use std::sync::Arc;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::header::{CONTENT_TYPE, HeaderValue, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri};
+use lowkey_api::framing::{framed, unframed};
 use prost::Message;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tonic::{Code, Status};
 
 use crate::system::Problem;
-
-/// What stands before a message: whether it is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
 
 /// Calls to one node, over one connection that is made when it is needed. Clones share it.
 #[derive(Clone)]
@@ -48,7 +46,7 @@ impl Caller {
     {
         let mut connection = self.connection().await?;
         let (response, mut body) = connection.send_request(self.head(path), false).map_err(broken)?;
-        body.send_data(framed(request), true).map_err(broken)?;
+        body.send_data(framed(request).into(), true).map_err(broken)?;
         let response = response.await.map_err(broken)?;
         // Who refuses at once says so in the headers, and nothing follows.
         check(response.headers())?;
@@ -63,7 +61,7 @@ impl Caller {
         if let Some(trailers) = body.trailers().await.map_err(broken)? {
             check(&trailers)?;
         }
-        let message = answer.get(PREFIX_BYTES..).ok_or_else(|| Status::internal("no message was sent"))?;
+        let message = unframed(&answer).ok_or_else(|| Status::internal("no whole message was sent"))?;
         A::decode(message).map_err(|error| Status::internal(format!("the answer cannot be read: {error}")))
     }
 
@@ -99,17 +97,6 @@ impl Caller {
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
         head
     }
-}
-
-/// A message as it stands on the wire.
-fn framed(message: &impl Message) -> Bytes {
-    let len = message.encoded_len();
-    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + len);
-    frame.put_u8(0);
-    frame.put_u32(u32::try_from(len).unwrap_or(u32::MAX));
-    // Room was made for all of it.
-    let _ = message.encode(&mut frame);
-    frame.freeze()
 }
 
 fn check(headers: &http::HeaderMap) -> Result<(), Status> {

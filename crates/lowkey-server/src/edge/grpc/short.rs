@@ -10,17 +10,15 @@ use std::task::{Context, Poll, ready};
 use ::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::body::Body;
 use axum::response::Response;
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming};
 use lowkey_api::ApiError;
+use lowkey_api::framing::{framed, unframed};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 use prost::Message;
 
 use crate::edge::Dialect;
-
-/// What stands before a message: whether it is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
 
 /// What came with a call.
 pub(super) enum Taken<Q> {
@@ -50,14 +48,9 @@ pub(super) async fn take<Q: Message + Default>(mut body: Incoming) -> Taken<Q> {
     }
 }
 
-/// The message, if these bytes are one and nothing else.
-fn only_message<Q: Message + Default>(bytes: &Bytes) -> Option<Q> {
-    let (prefix, message) = bytes.split_first_chunk::<PREFIX_BYTES>()?;
-    let [is_compressed, len @ ..] = *prefix;
-    let is_whole = u32::from_be_bytes(len) as usize == message.len() && message.len() <= REQUEST_BYTES_MAX;
-    if is_compressed != 0 || !is_whole {
-        return None;
-    }
+/// The message, if these bytes are one that may be taken, and nothing else.
+fn only_message<Q: Message + Default>(bytes: &[u8]) -> Option<Q> {
+    let message = unframed(bytes).filter(|message| message.len() <= REQUEST_BYTES_MAX)?;
     Q::decode(message).ok()
 }
 
@@ -98,20 +91,10 @@ pub(super) fn answer<A: Message>(answer: Result<A, ApiError>) -> Response {
         Ok(message) => message,
         Err(error) => return Dialect::Grpc.error(error),
     };
-    let mut response = Response::new(Body::new(Answer { message: Some(framed(&message)), is_over: false }));
+    let mut response =
+        Response::new(Body::new(Answer { message: Some(framed(&message).into()), is_over: false }));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
-}
-
-fn framed(message: &impl Message) -> Bytes {
-    let len = message.encoded_len();
-    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + len);
-    frame.put_u8(0);
-    // No answer comes near four gigabytes.
-    frame.put_u32(u32::try_from(len).unwrap_or(u32::MAX));
-    // Room was made for all of it.
-    let _ = message.encode(&mut frame);
-    frame.freeze()
 }
 
 /// A message, and that all went well.
@@ -150,21 +133,11 @@ mod tests {
 
     use super::*;
 
-    fn taken(bytes: &[u8]) -> Option<RenewLeaseRequest> {
-        only_message(&Bytes::copy_from_slice(bytes))
-    }
-
     #[test]
-    fn only_one_whole_message_takes_the_short_way() {
-        let whole = framed(&RenewLeaseRequest { lease_id: 300 });
-        assert_eq!(whole[..], [0, 0, 0, 0, 3, 8, 0xac, 2]);
-        assert_eq!(taken(&whole), Some(RenewLeaseRequest { lease_id: 300 }));
-        assert_eq!(taken(&[0, 0, 0, 0, 0]), Some(RenewLeaseRequest::default()));
-        for len in 0..whole.len() {
-            assert_eq!(taken(&whole[..len]), None, "only {len} bytes have come");
-        }
-        assert_eq!(taken(&[&whole[..], &[0]].concat()), None, "something follows");
-        assert_eq!(taken(&[1, 0, 0, 0, 3, 8, 0xac, 2]), None, "compressed");
+    fn only_a_message_that_may_be_taken_takes_the_short_way() {
+        let taken = |bytes: &[u8]| only_message::<RenewLeaseRequest>(bytes);
+        let message = RenewLeaseRequest { lease_id: 300 };
+        assert_eq!(taken(&framed(&message)), Some(message));
         assert_eq!(taken(&[0, 0, 0, 0, 3, 8, 0xac, 0xff]), None, "not a message");
         let long = vec![0; REQUEST_BYTES_MAX + 1];
         let prefix = u32::try_from(long.len()).unwrap().to_be_bytes();
