@@ -36,7 +36,7 @@ use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, enclosed, envel
 /// The services of the gRPC port.
 ///
 /// Locks are why most come here, so their calls pass the router, whose layers would cost more than a call's decoding and
-/// encoding together; and those that are made most often take the [`short`] way.
+/// encoding together; and those that are made most often take a short way (`short.rs`).
 pub struct Port<N> {
     node: Arc<N>,
     locks: LockServiceServer<Grpc<N>>,
