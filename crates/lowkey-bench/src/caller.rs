@@ -45,20 +45,20 @@ impl Caller {
         A: Message + Default,
     {
         let mut connection = self.connection().await?;
-        let (response, mut body) = connection.send_request(self.head(path), false).map_err(broken)?;
-        body.send_data(framed(request).into(), true).map_err(broken)?;
-        let response = response.await.map_err(broken)?;
+        let (response, mut body) = connection.send_request(self.head(path), false).map_err(unavailable)?;
+        body.send_data(framed(request).into(), true).map_err(unavailable)?;
+        let response = response.await.map_err(unavailable)?;
         // Who refuses at once says so in the headers, and nothing follows.
         check(response.headers())?;
         let mut body = response.into_body();
         let mut answer = BytesMut::new();
         while let Some(data) = body.data().await {
-            let data = data.map_err(broken)?;
+            let data = data.map_err(unavailable)?;
             // A connection that ends has no use for it.
             let _ = body.flow_control().release_capacity(data.len());
             answer.extend_from_slice(&data);
         }
-        if let Some(trailers) = body.trailers().await.map_err(broken)? {
+        if let Some(trailers) = body.trailers().await.map_err(unavailable)? {
             check(&trailers)?;
         }
         let message = unframed(&answer).ok_or_else(|| Status::internal("no whole message was sent"))?;
@@ -76,10 +76,10 @@ impl Caller {
         }
         let stream = TcpStream::connect(self.authority.as_str()).await.map_err(unavailable)?;
         stream.set_nodelay(true).map_err(unavailable)?;
-        let (connection, driver) = h2::client::handshake(stream).await.map_err(broken)?;
+        let (connection, driver) = h2::client::handshake(stream).await.map_err(unavailable)?;
         // How it ends is told to those who have a call under way.
         tokio::spawn(async move { driver.await.unwrap_or_default() });
-        let connection = connection.ready().await.map_err(broken)?;
+        let connection = connection.ready().await.map_err(unavailable)?;
         *kept = Some(connection.clone());
         Ok(connection)
     }
@@ -104,10 +104,6 @@ fn check(headers: &http::HeaderMap) -> Result<(), Status> {
         Some(status) if status.code() != Code::Ok => Err(status),
         _ => Ok(()),
     }
-}
-
-fn broken(error: h2::Error) -> Status {
-    unavailable(error)
 }
 
 fn unavailable(error: impl std::error::Error) -> Status {

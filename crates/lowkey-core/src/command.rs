@@ -156,6 +156,16 @@ pub enum AcquireWith {
     NewLease(Ttl),
 }
 
+impl AcquireWith {
+    /// The lease, if it exists already.
+    pub fn lease(self) -> Option<LeaseId> {
+        match self {
+            Self::Lease(lease) => Some(lease),
+            Self::NewLease(_) => None,
+        }
+    }
+}
+
 /// How a release names the grant that it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrantRef {

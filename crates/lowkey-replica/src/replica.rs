@@ -117,8 +117,6 @@ pub struct Replica {
     pub(crate) applied_term: u64,
     /// Taken from `raft` in this turn, to be handed back at its end.
     ready: Option<Ready>,
-    /// What is committed is applied in the next turn, not in this one.
-    applies_later: bool,
     pub(crate) output: Output,
 }
 
@@ -168,7 +166,6 @@ impl Replica {
             began_at: saved.index,
             applied_term: saved.term,
             ready: None,
-            applies_later: false,
             output: Output::default(),
         };
         replica.fix_election_timeout();
@@ -575,10 +572,7 @@ impl Replica {
             must_save_hard_state = ready.must_sync();
             self.ready = Some(ready);
         }
-        // What a follower has to write the leader waits for; what it has to apply can wait until it has told of that.
-        let has_entries = self.ready.as_ref().is_some_and(|ready| !ready.entries().is_empty());
-        self.applies_later = has_entries && self.node.raft.state == StateRole::Follower;
-        if !self.applies_later {
+        if !self.applies_later() {
             self.apply(now)?;
         }
         self.compact(&mut persist);
@@ -602,6 +596,7 @@ impl Replica {
             self.durable_commit = commit;
         }
         self.output.messages.append(&mut self.held_messages);
+        let applies_later = self.applies_later();
         if let Some(mut ready) = self.ready.take() {
             let messages = self.in_parts(ready.take_persisted_messages());
             self.output.messages.extend(messages);
@@ -610,7 +605,7 @@ impl Replica {
             self.output.messages.extend(messages);
             self.unapplied.extend(light.take_committed_entries());
         }
-        if !std::mem::take(&mut self.applies_later) {
+        if !applies_later {
             self.apply(now)?;
         }
         self.node.advance_apply_to(self.state.revision());
@@ -621,6 +616,13 @@ impl Replica {
         self.settle(now);
         self.snapshot_if_due();
         Ok(self.take_output())
+    }
+
+    /// True if what is committed is applied in the next turn, not in this one: what a follower has to write the leader
+    /// waits for, and what it has to apply can wait until it has told of that.
+    fn applies_later(&self) -> bool {
+        let has_entries = self.ready.as_ref().is_some_and(|ready| !ready.entries().is_empty());
+        has_entries && self.node.raft.state == StateRole::Follower
     }
 
     /// `raft` puts all entries for a peer into one message, however many they are; it leaves as several that are not too

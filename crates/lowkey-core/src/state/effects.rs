@@ -76,10 +76,7 @@ impl State {
             unreachable!("only an acquire is carried out as one")
         };
         let fingerprint = command.fingerprint();
-        let known_lease = match with {
-            AcquireWith::Lease(lease) => Some(*lease),
-            AcquireWith::NewLease(_) => None,
-        };
+        let known_lease = with.lease();
         let claim = Claim { lock: lock.clone(), lease: known_lease, mode: *mode, scope: *scope };
         if let Some(lease) = known_lease
             && let Some(reply) = self.ask_again(lock, lease, value, events)

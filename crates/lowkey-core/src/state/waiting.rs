@@ -14,7 +14,7 @@ use std::ops::Bound;
 
 use super::{Lease, Lock, State, Wait};
 use crate::claim::{Claim, Found, Mode, Scope};
-use crate::command::{AcquireWith, Change, ChangeKind, Command, Event, InTheWay, Reply, WaitEnd};
+use crate::command::{Change, ChangeKind, Command, Event, InTheWay, Reply, WaitEnd};
 use crate::mutants;
 use crate::name::{LeaseId, LockName, Ticket, Token, Value};
 
@@ -39,10 +39,7 @@ impl State {
     /// True if a command would only take a place in a queue, as things are now.
     pub fn would_wait(&self, command: &Command) -> bool {
         let Command::Acquire { lock, with, mode, scope, wait: true, .. } = command else { return false };
-        let lease = match with {
-            AcquireWith::Lease(lease) => Some(*lease),
-            AcquireWith::NewLease(_) => None,
-        };
+        let lease = with.lease();
         // What a lease holds already it is granted again.
         let holds =
             lease.and_then(|lease| self.leases.get(&lease)).is_some_and(|lease| lease.held.contains(lock));

@@ -199,11 +199,7 @@ impl Case<'_> {
         let ever = |so: &dyn Fn(u64) -> bool| ledger.was_ever(self.before, so);
         match (refusal, command) {
             (Refusal::LockHeld { lock, in_the_way }, Some(Command::Acquire { with, mode, scope, .. })) => {
-                let lease = match with {
-                    lowkey_core::AcquireWith::Lease(lease) => Some(*lease),
-                    lowkey_core::AcquireWith::NewLease(_) => None,
-                };
-                let claim = Claim { lock: lock.clone(), lease, mode: *mode, scope: *scope };
+                let claim = Claim { lock: lock.clone(), lease: with.lease(), mode: *mode, scope: *scope };
                 ever(&|revision| {
                     self.holds(&in_the_way.held, in_the_way.holder.token, revision)
                         && ledger.at(lock, revision).waiters.len() == in_the_way.waiters

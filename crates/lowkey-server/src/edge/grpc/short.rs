@@ -5,7 +5,7 @@
 //! Whatever is not exactly so goes the general way with what was read of it, and is answered or refused there.
 
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use ::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::body::Body;
@@ -76,7 +76,7 @@ impl HttpBody for Reread {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match self.read.iter_mut().find_map(Option::take) {
             Some(frame) => Poll::Ready(Some(frame)),
-            None => Poll::Ready(ready!(Pin::new(&mut self.rest).poll_frame(cx))),
+            None => Pin::new(&mut self.rest).poll_frame(cx),
         }
     }
 
