@@ -147,7 +147,8 @@ impl History {
     fn evict(&mut self) {
         while self.events.len() > self.events_max {
             let Some(oldest) = self.events.front().map(|oldest| oldest.position.revision) else { return };
-            let count = self.events.partition_point(|event| event.position.revision == oldest);
+            // From the front, which is near: to look for the end by halves would touch memory all over.
+            let count = self.events.iter().take_while(|event| event.position.revision == oldest).count();
             self.events.drain(..count);
             self.floor = oldest;
             self.floor_events = u32::try_from(count).ok();
