@@ -3,7 +3,9 @@
 //! A table forgets its oldest request when it is full. Refusals are not kept: a refusal changed
 //! nothing, so asking again may well be answered differently, and no harm is done.
 
-use std::collections::{BTreeSet, VecDeque};
+mod index;
+
+use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
 use crate::command::Reply;
@@ -11,8 +13,10 @@ use crate::digest::{Digest, Part};
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{OwnerId, RequestId};
 
+use self::index::Index;
+
 /// So many are looked through, one by one. Most leases remember fewer, and there are many leases: an index
-/// has room for eleven at least.
+/// has room for more at least.
 const FEW: usize = 8;
 
 /// A bounded memory of requests, in the order in which they took effect.
@@ -28,17 +32,6 @@ pub(crate) struct Recent<K: Key> {
     kept: VecDeque<(K, Remembered)>,
     index: Option<Box<Index>>,
     digest: Digest,
-}
-
-/// Where requests are. They are numbered as they come, and found by a hash of their key: to compare numbers costs a
-/// fraction of what it costs to compare names that begin alike. Nobody can make many keys of one hash, and nothing
-/// depends on the order of hashes.
-#[derive(Clone, Debug)]
-struct Index {
-    /// The number of the oldest that is kept.
-    oldest: u64,
-    /// The hash of each, and its number.
-    numbers: BTreeSet<(u64, u64)>,
 }
 
 fn hash_of(key: &impl Hash) -> u64 {
@@ -108,14 +101,12 @@ impl<K: Key> Recent<K> {
     fn find(&self, key: &K) -> Option<&(K, Remembered)> {
         match &self.index {
             None => self.kept.iter().find(|(known, _)| known == key),
-            Some(index) => {
-                let hash = hash_of(key);
-                let mut numbers = index.numbers.range((hash, 0)..=(hash, u64::MAX));
-                numbers.find_map(|(_, number)| {
-                    self.kept.get((number - index.oldest) as usize).filter(|(known, _)| known == key)
-                })
-            }
+            Some(index) => self.find_by(index, hash_of(key), key),
         }
+    }
+
+    fn find_by(&self, index: &Index, hash: u64, key: &K) -> Option<&(K, Remembered)> {
+        index.places(hash).find_map(|place| self.kept.get(place).filter(|(known, _)| known == key))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -127,18 +118,24 @@ impl<K: Key> Recent<K> {
         if self.kept.len() == K::KEPT_MAX {
             self.forget_oldest();
         }
-        assert!(self.get(&key).is_none(), "a request had its effect twice");
+        let hash = hash_of(&key);
+        let known = match &self.index {
+            None => self.find(&key),
+            Some(index) => self.find_by(index, hash, &key),
+        };
+        assert!(known.is_none(), "a request had its effect twice");
         self.digest.add(key.part(&remembered));
         if let Some(index) = &mut self.index {
-            index.numbers.insert((hash_of(&key), index.oldest + self.kept.len() as u64));
+            index.push(hash);
         } else if self.kept.len() == self.kept.capacity() {
             // No more than is needed, as long as it is little.
             self.kept.reserve_exact(self.kept.len().max(1));
         }
         self.kept.push_back((key, remembered));
         if self.index.is_none() && self.kept.len() > FEW {
-            let numbers = self.kept.iter().map(|(key, _)| hash_of(key)).zip(0..).collect();
-            self.index = Some(Box::new(Index { oldest: 0, numbers }));
+            let mut index = Index::default();
+            self.kept.iter().for_each(|(key, _)| index.push(hash_of(key)));
+            self.index = Some(Box::new(index));
         }
     }
 
@@ -146,8 +143,7 @@ impl<K: Key> Recent<K> {
         let Some((key, forgotten)) = self.kept.pop_front() else { return };
         self.digest.take(key.part(&forgotten));
         if let Some(index) = &mut self.index {
-            index.numbers.remove(&(hash_of(&key), index.oldest));
-            index.oldest += 1;
+            index.pop(hash_of(&key));
         }
     }
 

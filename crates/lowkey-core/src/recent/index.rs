@@ -1,0 +1,167 @@
+//! Finds places in a queue by a hash of what stands there.
+//!
+//! A table with open addressing: a hash names the slot where the search begins. So most are found with one look into
+//! memory that is not at hand, where a tree of them takes five. What is hashed is not kept: whoever asks compares for
+//! himself, and is shown all that may be meant.
+//!
+//! Who is further from where its search begins goes before who is nearer (Robin Hood hashing). So no search is much longer
+//! than the others, even where somebody chose the keys to fall side by side.
+
+/// How many slots there are at first, at least twice as many as are used.
+const SLOTS_MIN: usize = 32;
+
+/// The places of a queue, to which is added at its end and from which is taken at its front.
+///
+/// Invariants:
+/// - The length of `slots` is 0 or a power of two, and at most half of them are used.
+/// - From the slot where the search for one begins to the one that it is in, none is free, and none is taken by one that
+///   is nearer to where its own search begins.
+/// - The numbers in `slots` are `oldest ..`, one each, as many as the queue is long. They may wrap: there are never
+///   nearly as many at a time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Index {
+    slots: Vec<Option<Slot>>,
+    /// The number of what stands at the front.
+    oldest: u32,
+    len: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    hash: u32,
+    number: u32,
+}
+
+impl Index {
+    /// Adds what comes to stand at the end.
+    pub(super) fn push(&mut self, hash: u64) {
+        let is_full = self.len as usize * 2 >= self.slots.len();
+        if is_full {
+            let slots = vec![None; (self.slots.len() * 2).max(SLOTS_MIN)];
+            let old = std::mem::replace(&mut self.slots, slots);
+            old.into_iter().flatten().for_each(|slot| self.put(slot));
+        }
+        self.put(Slot { hash: short(hash), number: self.oldest.wrapping_add(self.len) });
+        self.len += 1;
+    }
+
+    /// Takes off what stands at the front; it has this hash.
+    pub(super) fn pop(&mut self, hash: u64) {
+        let front = Slot { hash: short(hash), number: self.oldest };
+        let found = self.search(front.hash).find(|at| self.slots[*at] == Some(front));
+        let mut free = found.expect("what stands at the front is in the index");
+        // Who is behind comes nearer, as far as that is nearer.
+        loop {
+            let next = self.after(free);
+            let moved = self.slots[next].filter(|slot| self.distance(slot.hash, next) > 0);
+            self.slots[free] = moved;
+            if moved.is_none() {
+                break;
+            }
+            free = next;
+        }
+        self.oldest = self.oldest.wrapping_add(1);
+        self.len -= 1;
+    }
+
+    /// The places, from the front, of all that may have this hash.
+    pub(super) fn places(&self, hash: u64) -> impl Iterator<Item = usize> {
+        let hash = short(hash);
+        let slots = self.search(hash).filter_map(|at| self.slots[at]);
+        slots.filter(move |slot| slot.hash == hash).map(|slot| slot.number.wrapping_sub(self.oldest) as usize)
+    }
+
+    /// The slots where one of this hash may be.
+    fn search(&self, hash: u32) -> impl Iterator<Item = usize> {
+        let slots = std::iter::successors(Some(self.begin(hash)), |at| Some(self.after(*at)));
+        let may_follow = move |at: &usize| {
+            self.slots
+                .get(*at)
+                .copied()
+                .flatten()
+                .is_some_and(|slot| self.distance(slot.hash, *at) >= self.distance(hash, *at))
+        };
+        slots.take_while(may_follow)
+    }
+
+    fn put(&mut self, mut slot: Slot) {
+        let mut at = self.begin(slot.hash);
+        while let Some(other) = self.slots[at] {
+            if self.distance(other.hash, at) < self.distance(slot.hash, at) {
+                self.slots[at] = Some(std::mem::replace(&mut slot, other));
+            }
+            at = self.after(at);
+        }
+        self.slots[at] = Some(slot);
+    }
+
+    /// Where the search for a hash begins.
+    fn begin(&self, hash: u32) -> usize {
+        hash as usize & self.mask()
+    }
+
+    /// How far a slot is from there.
+    fn distance(&self, hash: u32, at: usize) -> usize {
+        at.wrapping_sub(hash as usize) & self.mask()
+    }
+
+    fn after(&self, at: usize) -> usize {
+        (at + 1) & self.mask()
+    }
+
+    fn mask(&self) -> usize {
+        self.slots.len().wrapping_sub(1)
+    }
+}
+
+fn short(hash: u64) -> u32 {
+    hash as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// With hashes whose search begins at a few slots, most of them side by side, and at the last one.
+        #[test]
+        fn whatever_stands_in_the_queue_is_found_and_nothing_else(
+            steps in prop::collection::vec((any::<bool>(), prop::sample::select(vec![0_u64, 1, 2, 30, 31, 63, 64, u64::MAX])), 0..400)
+        ) {
+            let (mut index, mut queue) = (Index { oldest: u32::MAX - 20, ..Index::default() }, VecDeque::new());
+            for (is_pop, hash) in steps {
+                match queue.front() {
+                    Some(&front) if is_pop => {
+                        index.pop(front);
+                        queue.pop_front();
+                    }
+                    _ => {
+                        index.push(hash);
+                        queue.push_back(hash);
+                    }
+                }
+                for asked in [0_u64, 1, 2, 30, 31, 63, 64, u64::MAX, 7] {
+                    let mut found: Vec<usize> = index.places(asked).collect();
+                    found.sort_unstable();
+                    let wanted: Vec<usize> = (0..queue.len()).filter(|place| queue[*place] == asked).collect();
+                    prop_assert_eq!(found, wanted);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_search_is_long_where_many_were_made_to_begin_side_by_side() {
+        let mut index = Index::default();
+        let within = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x3fff;
+        (0..0x4000).for_each(|number| index.push(within(number)));
+        assert_eq!(index.slots.len(), 0x8000, "half of the slots are free, none of the first half");
+        let longest = (0..0x4000).map(|hash| index.search(hash).count()).max();
+        // If it only ended at a free slot it would go through thousands.
+        assert!(longest < Some(64), "{longest:?}");
+    }
+}
