@@ -14,6 +14,7 @@
 
 mod appends;
 mod config;
+mod elections;
 mod entries;
 mod guard;
 mod history;

@@ -14,9 +14,10 @@ use raft::RawNode;
 use raft::eraftpb;
 
 use crate::config::Config;
+use crate::elections::ELECTION_TICKS;
 use crate::log_store::LogStore;
 use crate::output::{LogRecord, SnapshotFile};
-use crate::replica::{ELECTION_TICKS, HEARTBEAT_TICKS, Replica};
+use crate::replica::{HEARTBEAT_TICKS, Replica};
 use crate::snapshots::read_state;
 use crate::wire::{self, SnapshotParts};
 

@@ -27,6 +27,7 @@ use raft::{RawNode, Ready, StateRole};
 
 use crate::appends::split_append;
 use crate::config::Config;
+use crate::elections::patience_ticks;
 use crate::input::{CallId, DiskRoom, Input, Request};
 use crate::lease_table::{LeaseTable, Renewal};
 use crate::log_store::LogStore;
@@ -46,10 +47,6 @@ const ENDS_A_TICK: usize = 1_536;
 const _: () = assert!(ENDS_A_TICK <= LEASES_PER_EXPIRE_MAX);
 /// Ticks between a leader's heartbeats.
 pub(crate) const HEARTBEAT_TICKS: usize = 5;
-/// The shortest time without a leader, in ticks, after which a node stands for election; the
-/// longest is just below twice that.
-pub(crate) const ELECTION_TICKS: usize = 20;
-
 /// A term that is further ahead than this is not the work of elections, however long this node slept. Who followed it
 /// would have all others follow.
 const TERM_LEAP_MAX: u64 = 1 << 32;
@@ -168,7 +165,6 @@ impl Replica {
             ready: None,
             output: Output::default(),
         };
-        replica.fix_election_timeout();
         // A lone voter has nobody to wait for.
         if replica.conf_state.voters == [replica.config.member.0]
             && replica.conf_state.voters_outgoing.is_empty()
@@ -203,6 +199,7 @@ impl Replica {
 
     fn tick(&mut self, now: Nanos) {
         let gap = self.last_tick.replace(now).map(|last| now.since(last)).unwrap_or_default();
+        self.fix_election_timeout();
         self.node.tick();
         self.node.mut_store().free_some();
         self.snapshots.tick();
@@ -460,7 +457,6 @@ impl Replica {
 
     /// Acts on what the last call into `raft` may have changed.
     fn settle(&mut self, now: Nanos) {
-        self.fix_election_timeout();
         let standing = (self.node.raft.term, self.node.raft.state);
         if standing != self.standing {
             self.standing = standing;
@@ -511,13 +507,13 @@ impl Replica {
         self.proposals.limit_wait(now.after(DOUBT_NANOS));
     }
 
-    /// `raft` draws election timeouts from its thread's generator. They are replaced by a function
-    /// of seed, node, term and role, so that the same inputs always give the same elections.
+    /// `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced, so
+    /// that the same inputs always give the same elections.
     fn fix_election_timeout(&mut self) {
         let raft = &mut self.node.raft;
-        let role = raft.state as u64;
-        let drawn = [self.config.member.0, raft.term, role].into_iter().fold(self.config.seed, mix);
-        let ticks = ELECTION_TICKS + (drawn % ELECTION_TICKS as u64) as usize;
+        let seed = mix(self.config.seed, raft.state as u64);
+        let voters = raft.prs().conf().voters().ids();
+        let ticks = patience_ticks(self.config.member.0, raft.term, raft.leader_id, voters.iter(), seed);
         raft.set_randomized_election_timeout(ticks);
     }
 
