@@ -13,6 +13,7 @@
 //! as values, and `clippy.toml` beside the manifest keeps it so.
 
 mod appends;
+mod applying;
 mod config;
 mod elections;
 mod entries;
@@ -25,6 +26,7 @@ mod members;
 mod mutants;
 mod output;
 mod proposals;
+mod proposing;
 mod quarantine;
 mod reads;
 mod recovery;

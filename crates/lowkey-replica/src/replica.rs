@@ -9,6 +9,8 @@
 //!   end_turn   ─► messages that had to wait for the disk, replies to what was applied
 //! ```
 //!
+//! How commands come into the log is in `proposing.rs`, what becomes of them in `applying.rs`.
+//!
 //! What holds it together:
 //! - An entry is applied only when it is committed *and* on this node's disk.
 //! - A caller gets an answer exactly once, and a good one only after its entry was applied here or
@@ -17,11 +19,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, LEASES_PER_EXPIRE_MAX};
-use lowkey_core::{
-    AcquireWith, Command, DecodeError, Event, GrantRef, LeaseId, MemberId, Refusal, Reply, Requester, State,
-    Ticket, Ttl, WaitTime, mutants,
-};
+use lowkey_core::{Command, LeaseId, MemberId, Refusal, Reply, State, Ticket, Ttl, WaitTime, mutants};
 use raft::eraftpb;
 use raft::{RawNode, Ready, StateRole};
 
@@ -32,7 +30,7 @@ use crate::input::{CallId, DiskRoom, Input, Request};
 use crate::lease_table::{LeaseTable, Renewal};
 use crate::log_store::LogStore;
 use crate::output::{Failure, LogRecord, Output, Persist, Response, Turn};
-use crate::proposals::{Proposal, Proposals};
+use crate::proposals::Proposals;
 use crate::reads;
 use crate::rounds::{Rounds, Waiter, Wish};
 use crate::time::{MILLISECOND, Nanos};
@@ -42,9 +40,6 @@ use crate::wait_table::{Returned, WaitTable};
 const STALL_NANOS: u64 = 250 * MILLISECOND;
 /// How long a caller whose proposal is in doubt is kept waiting for the true outcome.
 const DOUBT_NANOS: u64 = 300 * MILLISECOND;
-/// How many leases are ended in a tick: 50,000 of them in a third of a second.
-const ENDS_A_TICK: usize = 1_536;
-const _: () = assert!(ENDS_A_TICK <= LEASES_PER_EXPIRE_MAX);
 /// Ticks between a leader's heartbeats.
 pub(crate) const HEARTBEAT_TICKS: usize = 5;
 /// A term that is further ahead than this is not the work of elections, however long this node slept. Who followed it
@@ -64,9 +59,9 @@ pub struct Replica {
     pub(crate) rounds: Rounds,
     pub(crate) proposals: Proposals,
     /// R4: renewals of leases whose end is proposed; they learn its outcome.
-    renewals_in_doubt: BTreeMap<LeaseId, Vec<CallId>>,
+    pub(crate) renewals_in_doubt: BTreeMap<LeaseId, Vec<CallId>>,
     /// R4: `Expiring` leases whose `Expire` has not been accepted into the log yet.
-    unproposed_ends: Vec<LeaseId>,
+    pub(crate) unproposed_ends: Vec<LeaseId>,
     /// When this leader proposes the end of the quarantine; nothing if there is none, or it is proposed.
     pub(crate) quarantine_ends: Option<Nanos>,
     /// R10: `Cancelling` waits whose `CancelWait` has not been accepted into the log yet.
@@ -94,7 +89,7 @@ pub struct Replica {
     pub(crate) unapplied: VecDeque<eraftpb::Entry>,
     /// The commit index that is on disk. A change of members takes effect only at or below it: a
     /// node that restarted with the members of before could win an election among too few.
-    durable_commit: u64,
+    pub(crate) durable_commit: u64,
     /// The term that is on disk. A lone voter leads in the very step in which it votes for itself; if
     /// its messages left before that vote is on disk, a crash would let it lead the same term twice.
     durable_term: u64,
@@ -317,144 +312,6 @@ impl Replica {
         }
     }
 
-    fn command(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
-        match self.state.check(&command) {
-            Ok(None) if self.can_be_patient(&command) => self.patient.push((call, command, wait)),
-            Ok(None) => self.propose(now, call, command, wait),
-            // What it names may be under way in the log: only behind that is it certain what it finds.
-            Err(_) if self.may_name_later(&command) => self.propose(now, call, command, wait),
-            // A refusal needs no entry, only the certainty that this is still the leader.
-            Err(_) | Ok(Some(_)) => self.rounds.join(call, Wish::Check { command, wait }),
-        }
-    }
-
-    /// True if what a command names may be on its way into the state.
-    fn may_name_later(&self, command: &Command) -> bool {
-        names_request(command) && (!self.patient.is_empty() || self.proposals.may_hold(lease_of(command)))
-    }
-
-    pub(crate) fn unix_ms(&self, now: Nanos) -> u64 {
-        self.config.unix_ms_at_zero.saturating_add(now.0 / MILLISECOND)
-    }
-
-    /// Puts a command into the log, behind all that came before it.
-    fn propose(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
-        self.propose_patient(now);
-        self.put_into_log(now, call, command, wait);
-    }
-
-    /// Puts a command into the log, or says why not; nothing has happened then.
-    pub(crate) fn put_into_log(&mut self, now: Nanos, call: CallId, mut command: Command, wait: WaitTime) {
-        let lease = lease_of(&command);
-        let allowed = self.may_propose(&command, lease).and_then(|()| match &command {
-            Command::RemoveMember { name, .. } => self.may_remove(now, name),
-            _ => Ok(()),
-        });
-        if let Err(failure) = allowed {
-            return self.output.reply(call, Err(failure));
-        }
-        command.stamp(self.unix_ms(now));
-        let command = &command;
-        let mark = self.mark_if_due(now);
-        if self.node.propose(mark.clone(), command.encode()).is_err() {
-            if mutants::is_active("a refused proposal is answered as done") {
-                return self.answer_unapplied(call, command);
-            }
-            let failure = match self.node.raft.lead_transferee {
-                Some(_) => Failure::NotLeader { leader: None },
-                None => Failure::Busy,
-            };
-            return self.output.reply(call, Err(failure));
-        }
-        if mutants::is_active("reply before commit") {
-            self.answer_unapplied(call, command);
-        }
-        self.marked(now, &mark);
-        let (index, term) = (self.node.raft.raft_log.last_index(), self.node.raft.term);
-        if let Command::RemoveMember { .. } = command {
-            self.last_removal = index;
-        }
-        if let Some(overwritten) = self.proposals.insert(index, term, call, lease, wait) {
-            // Overwritten here; another node may still have it, and lead one day.
-            self.output.reply(overwritten.call, Err(Failure::OutcomeUnknown));
-        }
-    }
-
-    fn may_propose(&self, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
-        self.is_understood(command)?;
-        let grows = matches!(
-            command,
-            Command::CreateLease { .. }
-                | Command::Acquire { .. }
-                | Command::SetValue { .. }
-                | Command::AddMember { .. }
-        );
-        match self.disk {
-            DiskRoom::Ample => {}
-            DiskRoom::Reserve if !grows => {}
-            DiskRoom::Reserve | DiskRoom::Exhausted => return Err(Failure::DiskFull),
-        }
-        let makes_lease = matches!(
-            command,
-            Command::CreateLease { .. } | Command::Acquire { with: AcquireWith::NewLease(_), .. }
-        );
-        if makes_lease && self.state.leases().len() >= self.config.leases_max {
-            return Err(Failure::TooManyLeases { leases_max: self.config.leases_max });
-        }
-        match lease {
-            Some(lease) if self.proposals.in_flight(lease) >= IN_FLIGHT_PER_LEASE_MAX => {
-                Err(Failure::TooManyInFlight { lease })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// A command that some member does not understand would stop it: it waits until all do. And nobody comes
-    /// in who does not understand what all others do.
-    fn is_understood(&self, command: &Command) -> Result<(), Failure> {
-        if let Command::AddMember { node } | Command::UpdateMember { node, .. } = command {
-            let (speaks, needs) = (node.command_version, self.state.command_version());
-            if node.identity.is_some() && speaks < needs {
-                return Err(Failure::NodeTooOld { speaks, needs });
-            }
-        }
-        match self.state.oldest_member() {
-            Some(oldest) if oldest.command_version < command.version() => {
-                Err(Failure::NotUnderstood { by: oldest.name.clone() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// R4: proposes the end of leases whose deadline has passed, in one entry. Where there are very many, the rest waits
-    /// for the next tick: later is always safe, and everybody else is served meanwhile.
-    fn expire_due(&mut self, now: Nanos) {
-        let mut leases = std::mem::take(&mut self.unproposed_ends);
-        if leases.is_empty() {
-            leases = self.leases.take_due(now, ENDS_A_TICK);
-        }
-        if leases.is_empty() {
-            return;
-        }
-        let (decided_term, since_unix_ms) = (self.node.raft.term, self.unix_ms(now));
-        let command = Command::Expire { leases, decided_term, since_unix_ms };
-        if let Err(Command::Expire { leases, .. }) = self.propose_end(now, command) {
-            self.unproposed_ends = leases;
-        }
-    }
-
-    /// Proposes what nobody asked for. What is refused is given back: it is proposed again at the next
-    /// tick, in this term; a later one begins anew.
-    pub(crate) fn propose_end(&mut self, now: Nanos, command: Command) -> Result<(), Command> {
-        self.propose_patient(now);
-        let mark = self.mark_if_due(now);
-        if self.disk == DiskRoom::Exhausted || self.node.propose(mark.clone(), command.encode()).is_err() {
-            return Err(command);
-        }
-        self.marked(now, &mark);
-        Ok(())
-    }
-
     /// Acts on what the last call into `raft` may have changed.
     fn settle(&mut self, now: Nanos) {
         let standing = (self.node.raft.term, self.node.raft.state);
@@ -643,116 +500,6 @@ impl Replica {
         std::mem::take(&mut self.output)
     }
 
-    /// Applies what is committed, up to a change of members that the disk does not know of yet.
-    fn apply(&mut self, now: Nanos) -> Result<(), Fatal> {
-        while let Some(entry) = self.unapplied.pop_front() {
-            let (index, term) = (entry.index, entry.term);
-            let reply = match entry.get_entry_type() {
-                eraftpb::EntryType::EntryNormal if entry.data.is_empty() => {
-                    self.pass_over(index);
-                    None
-                }
-                eraftpb::EntryType::EntryNormal => Some(self.apply_command(now, &entry)?),
-                eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
-                    let is_durable = index <= self.durable_commit
-                        || mutants::is_active("members change before the commit is durable");
-                    if !is_durable || self.drops_leader(&entry) {
-                        self.unapplied.push_front(entry);
-                        return Ok(());
-                    }
-                    self.pass_over(index);
-                    self.apply_conf_change(&entry)?;
-                    None
-                }
-            };
-            self.applied_term = term;
-            self.arm_if_leading(now, term);
-            self.checkpoint(now, index, &entry.context);
-            if let Some(proposal) = self.proposals.take(index) {
-                let answer = match reply {
-                    // What this state makes of it is worth nothing; what became of it others know.
-                    Some(_) if self.divergence().is_some() => Err(Failure::OutcomeUnknown),
-                    Some((command, Ok(Reply::Waiting { ticket }))) if proposal.term == term => {
-                        let Proposal { call, wait, .. } = proposal;
-                        self.park(now, ticket, Returned { call, command, wait });
-                        continue;
-                    }
-                    Some((_, reply))
-                        if proposal.term == term
-                            || mutants::is_active("another entry's outcome is answered") =>
-                    {
-                        reply.map_err(|refusal| self.refused(now, refusal)).map(Response::Applied)
-                    }
-                    // Another entry stands where the proposal was: it never happened.
-                    _ => Err(Failure::NotLeader { leader: self.leader() }),
-                };
-                self.output.reply(proposal.call, answer);
-            }
-        }
-        Ok(())
-    }
-
-    fn apply_command(
-        &mut self,
-        now: Nanos,
-        entry: &eraftpb::Entry,
-    ) -> Result<(Command, Result<Reply, Refusal>), Fatal> {
-        let mut command = Command::decode(&entry.data)
-            .and_then(|command| match command.version() {
-                newer if newer > self.config.command_version => Err(DecodeError::UnknownKind),
-                _ => Ok(command),
-            })
-            .map_err(|error| Fatal { index: entry.index, problem: error.to_string() })?;
-        if let Command::Acquire { since_unix_ms, .. } = &mut command
-            && mutants::is_active("a clock in apply")
-        {
-            *since_unix_ms = now.0;
-        }
-        let applied = self.state.apply(entry.index, entry.term, &command);
-        if let Ok(Reply::Waiting { ticket }) = applied.reply
-            && self.leases.is_armed()
-        {
-            self.waits.enqueued(now, ticket);
-        }
-        let mut changes = Vec::new();
-        for event in applied.events {
-            match event {
-                Event::LeaseStarted { lease, ttl } if self.leases.is_armed() => {
-                    self.leases.insert(now, lease, ttl);
-                }
-                Event::LeaseStarted { .. } => {}
-                Event::LeaseEnded { lease } => {
-                    self.expired_leases += u64::from(matches!(command, Command::Expire { .. }));
-                    self.lease_ended(lease);
-                }
-                Event::Changed(change) => changes.push(change),
-                Event::WaitEnded { ticket, end } => self.wait_ended(now, ticket, end),
-            }
-        }
-        self.tell_changes(entry.index, changes);
-        Ok((command, applied.reply))
-    }
-
-    /// Counts one of `raft`'s own entries.
-    fn pass_over(&mut self, index: u64) {
-        self.state.advance(index);
-        self.tell_changes(index, Vec::new());
-    }
-
-    /// What a state that is in doubt went through is shown to nobody.
-    fn tell_changes(&mut self, index: u64, changes: Vec<lowkey_core::Change>) {
-        if self.divergence().is_none() {
-            self.output.changes.push((index, changes));
-        }
-    }
-
-    fn lease_ended(&mut self, lease: LeaseId) {
-        self.leases.remove(lease);
-        for call in self.renewals_in_doubt.remove(&lease).unwrap_or_default() {
-            self.output.reply(call, Err(Failure::Refused(Refusal::LeaseNotFound { lease })));
-        }
-    }
-
     /// R1, R3: from the first applied entry of its own term on, a leader that votes times leases.
     pub(crate) fn arm_if_leading(&mut self, now: Nanos, applied_term: u64) {
         let raft = &self.node.raft;
@@ -826,25 +573,6 @@ impl std::fmt::Display for Fatal {
 }
 
 impl std::error::Error for Fatal {}
-
-/// The lease that a command's operation counts against.
-fn lease_of(command: &Command) -> Option<LeaseId> {
-    match command {
-        Command::RevokeLease { lease, .. }
-        | Command::SetValue { lease, .. }
-        | Command::Acquire { with: AcquireWith::Lease(lease), .. }
-        | Command::Release {
-            grant: GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)),
-            ..
-        } => Some(*lease),
-        _ => None,
-    }
-}
-
-/// True for a release that names an acquire whose answer its caller never saw.
-fn names_request(command: &Command) -> bool {
-    matches!(command, Command::Release { grant: GrantRef::Request(..), .. })
-}
 
 /// One step of SplitMix64, used as a hash.
 pub(crate) fn mix(seed: u64, value: u64) -> u64 {
