@@ -26,6 +26,7 @@ pub(super) fn asked_again_after_a_crash(script: &mut Script) -> Check {
     }
     // What one of them hears of the other's term would make it follow.
     for (one, other) in [(N2, N3), (N3, N2)] {
+        script.hold_messages(one, other, MessageType::MsgRequestPreVote);
         script.hold_messages(one, other, MessageType::MsgRequestVote);
     }
     let term = script.term(N4);
