@@ -1,5 +1,8 @@
 //! A node from its start to its end.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -102,7 +105,15 @@ pub async fn start(config: Config) -> Result<RunningNode, StartError> {
         grpc: listen("--grpc-addr", config.grpc_listen).await?,
         http: listen("--http-addr", config.http_listen).await?,
     };
-    let mut directory = DataDirectory::open(&config.data_dir, config.node_name.as_ref())?;
+    let directory = DataDirectory::open(&config.data_dir, config.node_name.as_ref())?;
+    start_in(config, ports, directory).await
+}
+
+async fn start_in(
+    config: Config,
+    ports: Ports,
+    mut directory: DataDirectory,
+) -> Result<RunningNode, StartError> {
     let info = describe(&config, &ports, &directory)?;
     let how = settle_membership(&config, &mut directory, &info).await?;
     let Some((cluster, member)) = directory.node.membership else {
