@@ -26,6 +26,8 @@ pub(crate) use unary::tag;
 
 /// How long nodes may take to come together, and calls to be answered.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a cluster that was not started here may take to answer.
+const FOREIGN_PATIENCE: Duration = Duration::from_secs(3);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// A lease that nobody renews and that outlives every turn: the longest there is.
 const LONG_TTL: Duration = Duration::from_secs(600);
@@ -148,8 +150,10 @@ pub struct Lowkey {
 
 impl Lowkey {
     async fn connect(cluster: Arc<Cluster>, through: Through, connections: usize) -> Result<Self, Problem> {
+        // Nodes that were just started may take a while; one that is said to be running answers, or is not there.
+        let patience = if cluster.is_foreign() { FOREIGN_PATIENCE } else { PATIENCE };
         let client = tokio::select! {
-            connected = Client::builder(cluster.addresses()).connect_timeout(PATIENCE).connect() => {
+            connected = Client::builder(cluster.addresses()).connect_timeout(patience).connect() => {
                 connected.map_err(|error| from_sdk(&error))?
             }
             problem = ended(&cluster) => return Err(problem),
@@ -304,5 +308,5 @@ async fn ended(cluster: &Cluster) -> Problem {
 
 /// What an error of the SDK means for a run.
 pub(crate) fn from_sdk(error: &lowkey_client::Error) -> Problem {
-    Problem::failed(format!("lowkey: {error}"))
+    Problem::failed(error.to_string())
 }

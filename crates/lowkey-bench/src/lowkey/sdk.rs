@@ -73,5 +73,5 @@ fn judged(error: &lowkey_client::Error) -> Problem {
     let lost = matches!(error.kind(), ErrorKind::SessionLost(_))
         || error.reason().is_some_and(super::unary::means_loss)
         || error.reason() == Some(Reason::LockHeld);
-    if lost { Problem::wrong(format!("lowkey: {error}")) } else { from_sdk(error) }
+    if lost { Problem::wrong(error.to_string()) } else { from_sdk(error) }
 }
