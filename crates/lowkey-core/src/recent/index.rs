@@ -7,6 +7,8 @@
 //! Who is further from where its search begins goes before who is nearer (Robin Hood hashing). So no search is much longer
 //! than the others, even where somebody chose the keys to fall side by side.
 
+use std::num::NonZeroU32;
+
 /// How many slots there are at first, at least twice as many as are used.
 const SLOTS_MIN: usize = 32;
 
@@ -28,9 +30,13 @@ pub(super) struct Index {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
-    hash: u32,
+    /// Never 0, so that a free slot takes no more room.
+    hash: NonZeroU32,
     number: u32,
 }
+
+/// The bit that is set in every hash; where a search begins it does not count.
+const ALWAYS: NonZeroU32 = NonZeroU32::new(1 << 31).unwrap();
 
 impl Index {
     /// Adds what comes to stand at the end.
@@ -72,7 +78,7 @@ impl Index {
     }
 
     /// The slots where one of this hash may be.
-    fn search(&self, hash: u32) -> impl Iterator<Item = usize> {
+    fn search(&self, hash: NonZeroU32) -> impl Iterator<Item = usize> {
         let slots = std::iter::successors(Some(self.begin(hash)), |at| Some(self.after(*at)));
         let may_follow = move |at: &usize| {
             self.slots
@@ -96,13 +102,13 @@ impl Index {
     }
 
     /// Where the search for a hash begins.
-    fn begin(&self, hash: u32) -> usize {
-        hash as usize & self.mask()
+    fn begin(&self, hash: NonZeroU32) -> usize {
+        hash.get() as usize & self.mask()
     }
 
     /// How far a slot is from there.
-    fn distance(&self, hash: u32, at: usize) -> usize {
-        at.wrapping_sub(hash as usize) & self.mask()
+    fn distance(&self, hash: NonZeroU32, at: usize) -> usize {
+        at.wrapping_sub(hash.get() as usize) & self.mask()
     }
 
     fn after(&self, at: usize) -> usize {
@@ -114,8 +120,8 @@ impl Index {
     }
 }
 
-fn short(hash: u64) -> u32 {
-    hash as u32
+fn short(hash: u64) -> NonZeroU32 {
+    ALWAYS | hash as u32
 }
 
 #[cfg(test)]
@@ -160,7 +166,7 @@ mod tests {
         let within = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x3fff;
         (0..0x4000).for_each(|number| index.push(within(number)));
         assert_eq!(index.slots.len(), 0x8000, "half of the slots are free, none of the first half");
-        let longest = (0..0x4000).map(|hash| index.search(hash).count()).max();
+        let longest = (0_u64..0x4000).map(|hash| index.search(short(hash)).count()).max();
         // If it only ended at a free slot it would go through thousands.
         assert!(longest < Some(64), "{longest:?}");
     }
