@@ -25,7 +25,7 @@ use raft::{RawNode, Ready, StateRole};
 
 use crate::appends::split_append;
 use crate::config::Config;
-use crate::elections::patience_ticks;
+use crate::elections::{ticks_after_split, ticks_in_line};
 use crate::input::{CallId, DiskRoom, Input, Request};
 use crate::lease_table::{LeaseTable, Renewal};
 use crate::log_store::LogStore;
@@ -367,10 +367,11 @@ impl Replica {
     /// `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced, so
     /// that the same inputs always give the same elections.
     fn fix_election_timeout(&mut self) {
-        let raft = &mut self.node.raft;
-        let seed = mix(self.config.seed, raft.state as u64);
-        let voters = raft.prs().conf().voters().ids();
-        let ticks = patience_ticks(self.config.member.0, raft.term, raft.leader_id, voters.iter(), seed);
+        let (member, raft) = (self.config.member.0, &mut self.node.raft);
+        let ticks = match raft.state {
+            StateRole::Candidate => ticks_after_split(member, raft.term, self.config.seed),
+            _ => ticks_in_line(member, raft.term, raft.leader_id, raft.prs().conf().voters().ids().iter()),
+        };
         raft.set_randomized_election_timeout(ticks);
     }
 
