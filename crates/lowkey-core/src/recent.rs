@@ -13,7 +13,7 @@ use crate::digest::{Digest, Part};
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{OwnerId, RequestId};
 
-use self::index::Index;
+use self::index::{Index, Table, Tree};
 
 /// So many are looked through, one by one. Most leases remember fewer, and there are many leases: an index
 /// has room for more at least.
@@ -30,7 +30,7 @@ const FEW: usize = 8;
 pub(crate) struct Recent<K: Key> {
     /// Oldest first.
     kept: VecDeque<(K, Remembered)>,
-    index: Option<Box<Index>>,
+    index: Option<Box<K::Index>>,
     digest: Digest,
 }
 
@@ -45,11 +45,15 @@ pub(crate) trait Key: Eq + Hash + Clone {
     /// How many are remembered.
     const KEPT_MAX: usize;
 
+    /// How they are found.
+    type Index: Index;
+
     fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a>;
 }
 
 impl Key for RequestId {
     const KEPT_MAX: usize = REQUESTS_PER_LEASE_KEPT;
+    type Index = Table;
 
     fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a> {
         Part::Request(None, self, remembered)
@@ -58,6 +62,7 @@ impl Key for RequestId {
 
 impl Key for (OwnerId, RequestId) {
     const KEPT_MAX: usize = LEASE_REQUESTS_KEPT;
+    type Index = Tree;
 
     fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a> {
         Part::Request(Some(&self.0), &self.1, remembered)
@@ -105,7 +110,7 @@ impl<K: Key> Recent<K> {
         }
     }
 
-    fn find_by(&self, index: &Index, hash: u64, key: &K) -> Option<&(K, Remembered)> {
+    fn find_by(&self, index: &K::Index, hash: u64, key: &K) -> Option<&(K, Remembered)> {
         index.places(hash).find_map(|place| self.kept.get(place).filter(|(known, _)| known == key))
     }
 
@@ -133,7 +138,7 @@ impl<K: Key> Recent<K> {
         }
         self.kept.push_back((key, remembered));
         if self.index.is_none() && self.kept.len() > FEW {
-            let mut index = Index::default();
+            let mut index = K::Index::default();
             self.kept.iter().for_each(|(key, _)| index.push(hash_of(key)));
             self.index = Some(Box::new(index));
         }

@@ -1,18 +1,55 @@
-//! Finds places in a queue by a hash of what stands there.
+//! Finds places in a queue by a hash of what stands there. What is hashed is not kept: whoever asks compares for himself,
+//! and is shown all that may be meant.
 //!
-//! A table with open addressing: a hash names the slot where the search begins. So most are found with one look into
-//! memory that is not at hand, where a tree of them takes five. What is hashed is not kept: whoever asks compares for
-//! himself, and is shown all that may be meant.
-//!
-//! Who is further from where its search begins goes before who is nearer (Robin Hood hashing). So no search is much longer
-//! than the others, even where somebody chose the keys to fall side by side.
+//! Of two kinds. A [`Table`] finds most with one look into memory that is not at hand, where a [`Tree`] takes five. But
+//! hashes are no secret, and many keys can be chosen whose search begins at one slot of a table: it is for few. In a tree
+//! only keys of the very same 64 bits are in each other's way.
 
+use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::num::NonZeroU32;
+
+/// The places of a queue, to which is added at its end and from which is taken at its front.
+pub(crate) trait Index: Clone + Debug + Default {
+    /// Adds what comes to stand at the end.
+    fn push(&mut self, hash: u64);
+
+    /// Takes off what stands at the front; it has this hash.
+    fn pop(&mut self, hash: u64);
+
+    /// The places, from the front, of all that may have this hash.
+    fn places(&self, hash: u64) -> impl Iterator<Item = usize>;
+}
+
+/// They are numbered as they come, and kept by hash and number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tree {
+    /// The number of what stands at the front.
+    oldest: u64,
+    numbers: BTreeSet<(u64, u64)>,
+}
+
+impl Index for Tree {
+    fn push(&mut self, hash: u64) {
+        self.numbers.insert((hash, self.oldest + self.numbers.len() as u64));
+    }
+
+    fn pop(&mut self, hash: u64) {
+        assert!(self.numbers.remove(&(hash, self.oldest)), "what stands at the front is in the index");
+        self.oldest += 1;
+    }
+
+    fn places(&self, hash: u64) -> impl Iterator<Item = usize> {
+        let numbers = self.numbers.range((hash, 0)..=(hash, u64::MAX));
+        numbers.map(|(_, number)| (number - self.oldest) as usize)
+    }
+}
 
 /// How many slots there are at first, at least twice as many as are used.
 const SLOTS_MIN: usize = 32;
 
-/// The places of a queue, to which is added at its end and from which is taken at its front.
+/// A table with open addressing: a hash names the slot where the search begins. Who is further from there goes before who is
+/// nearer (Robin Hood hashing), so that no search is much longer than the others.
 ///
 /// Invariants:
 /// - The length of `slots` is 0 or a power of two, and at most half of them are used.
@@ -21,7 +58,7 @@ const SLOTS_MIN: usize = 32;
 /// - The numbers in `slots` are `oldest ..`, one each, as many as the queue is long. They may wrap: there are never
 ///   nearly as many at a time.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Index {
+pub(crate) struct Table {
     slots: Vec<Option<Slot>>,
     /// The number of what stands at the front.
     oldest: u32,
@@ -38,9 +75,8 @@ struct Slot {
 /// The bit that is set in every hash; where a search begins it does not count.
 const ALWAYS: NonZeroU32 = NonZeroU32::new(1 << 31).unwrap();
 
-impl Index {
-    /// Adds what comes to stand at the end.
-    pub(super) fn push(&mut self, hash: u64) {
+impl Index for Table {
+    fn push(&mut self, hash: u64) {
         let is_full = self.len as usize * 2 >= self.slots.len();
         if is_full {
             let slots = vec![None; (self.slots.len() * 2).max(SLOTS_MIN)];
@@ -51,8 +87,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Takes off what stands at the front; it has this hash.
-    pub(super) fn pop(&mut self, hash: u64) {
+    fn pop(&mut self, hash: u64) {
         let front = Slot { hash: short(hash), number: self.oldest };
         let found = self.search(front.hash).find(|at| self.slots[*at] == Some(front));
         let mut free = found.expect("what stands at the front is in the index");
@@ -70,13 +105,14 @@ impl Index {
         self.len -= 1;
     }
 
-    /// The places, from the front, of all that may have this hash.
-    pub(super) fn places(&self, hash: u64) -> impl Iterator<Item = usize> {
+    fn places(&self, hash: u64) -> impl Iterator<Item = usize> {
         let hash = short(hash);
         let slots = self.search(hash).filter_map(|at| self.slots[at]);
         slots.filter(move |slot| slot.hash == hash).map(|slot| slot.number.wrapping_sub(self.oldest) as usize)
     }
+}
 
+impl Table {
     /// The slots where one of this hash may be.
     fn search(&self, hash: NonZeroU32) -> impl Iterator<Item = usize> {
         let slots = std::iter::successors(Some(self.begin(hash)), |at| Some(self.after(*at)));
@@ -132,41 +168,50 @@ mod tests {
 
     use super::*;
 
-    proptest! {
-        /// With hashes whose search begins at a few slots, most of them side by side, and at the last one.
-        #[test]
-        fn whatever_stands_in_the_queue_is_found_and_nothing_else(
-            steps in prop::collection::vec((any::<bool>(), prop::sample::select(vec![0_u64, 1, 2, 30, 31, 63, 64, u64::MAX])), 0..400)
-        ) {
-            let (mut index, mut queue) = (Index { oldest: u32::MAX - 20, ..Index::default() }, VecDeque::new());
-            for (is_pop, hash) in steps {
-                match queue.front() {
-                    Some(&front) if is_pop => {
-                        index.pop(front);
-                        queue.pop_front();
-                    }
-                    _ => {
-                        index.push(hash);
-                        queue.push_back(hash);
-                    }
+    /// Their search begins at a few slots, most of them side by side, and at the last one.
+    const HASHES: [u64; 8] = [0, 1, 2, 30, 31, 63, 64, u64::MAX];
+
+    /// Puts hashes into a queue, and takes some out again, and looks for all of them after each step.
+    fn finds_all(mut index: impl Index, steps: &[(bool, u64)]) -> Result<(), TestCaseError> {
+        let mut queue = VecDeque::new();
+        for (is_pop, hash) in steps {
+            match queue.front() {
+                Some(&front) if *is_pop => {
+                    index.pop(front);
+                    queue.pop_front();
                 }
-                for asked in [0_u64, 1, 2, 30, 31, 63, 64, u64::MAX, 7] {
-                    let mut found: Vec<usize> = index.places(asked).collect();
-                    found.sort_unstable();
-                    let wanted: Vec<usize> = (0..queue.len()).filter(|place| queue[*place] == asked).collect();
-                    prop_assert_eq!(found, wanted);
+                _ => {
+                    index.push(*hash);
+                    queue.push_back(*hash);
                 }
             }
+            for asked in HASHES.into_iter().chain([7]) {
+                let mut found: Vec<usize> = index.places(asked).collect();
+                found.sort_unstable();
+                let wanted: Vec<usize> = (0..queue.len()).filter(|place| queue[*place] == asked).collect();
+                prop_assert_eq!(found, wanted);
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_the_queue_is_found_and_nothing_else(
+            steps in prop::collection::vec((any::<bool>(), prop::sample::select(&HASHES)), 0..400)
+        ) {
+            finds_all(Table { oldest: u32::MAX - 20, ..Table::default() }, &steps)?;
+            finds_all(Tree::default(), &steps)?;
         }
     }
 
     #[test]
     fn no_search_is_long_where_many_were_made_to_begin_side_by_side() {
-        let mut index = Index::default();
+        let mut table = Table::default();
         let within = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x3fff;
-        (0..0x4000).for_each(|number| index.push(within(number)));
-        assert_eq!(index.slots.len(), 0x8000, "half of the slots are free, none of the first half");
-        let longest = (0_u64..0x4000).map(|hash| index.search(short(hash)).count()).max();
+        (0..0x4000).for_each(|number| table.push(within(number)));
+        assert_eq!(table.slots.len(), 0x8000, "half of the slots are free, none of the first half");
+        let longest = (0_u64..0x4000).map(|hash| table.search(short(hash)).count()).max();
         // If it only ended at a free slot it would go through thousands.
         assert!(longest < Some(64), "{longest:?}");
     }
