@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 /// Requests that are overdue when the time is over are still sent for so long.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN: Duration = Duration::from_secs(3);
 
 /// More than anybody has clients.
 const EVERYBODY: usize = 1 << 20;

@@ -24,6 +24,8 @@ pub struct Recorder {
 #[derive(Debug, Default)]
 struct Kept {
     operations: BTreeMap<&'static str, Histogram<u64>>,
+    /// How many of the times are of operations that were never begun.
+    never_begun: BTreeMap<&'static str, u64>,
     figures: Vec<Figure>,
     since: Option<Instant>,
     measured: Duration,
@@ -48,7 +50,7 @@ pub struct Figure {
 pub struct Summary {
     /// Which.
     pub operation: &'static str,
-    /// How often.
+    /// How often. Times are also of those that were due and never begun.
     pub count: u64,
     /// How often in a second.
     pub per_second: f64,
@@ -93,6 +95,14 @@ impl Recorder {
         histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
+    /// One operation was due for so long and never begun: that is a time, and no throughput.
+    pub(crate) fn never_began(&self, operation: &'static str, time: Duration) {
+        if self.is_measuring.load(Ordering::Acquire) {
+            self.took(operation, time);
+            *self.kept().never_begun.entry(operation).or_default() += 1;
+        }
+    }
+
     /// Something beside times. What was said before under the same name is forgotten.
     pub(crate) fn figure(&self, name: &'static str, value: f64, unit: &'static str) {
         let mut kept = self.kept();
@@ -109,8 +119,15 @@ impl Recorder {
     pub(crate) fn summary(&self, is_pairs_alone: bool) -> (Vec<Summary>, Vec<Figure>, Duration) {
         let kept = self.kept();
         let operations = kept.operations.iter();
-        let summaries = operations.map(|(name, histogram)| summary(name, histogram, kept.measured)).collect();
+        let never_begun = |name| kept.never_begun.get(name).copied().unwrap_or_default();
+        let summaries = operations
+            .map(|(name, histogram)| summary(name, histogram, never_begun(name), kept.measured))
+            .collect();
         let mut figures = kept.figures.clone();
+        let never_sent: u64 = kept.never_begun.values().sum();
+        if never_sent > 0 {
+            figures.push(Figure { name: "due and never sent", value: never_sent as f64, unit: "requests" });
+        }
         if let Some(processor) = kept.processor.filter(|_| !kept.measured.is_zero()) {
             let value = processor.as_secs_f64() / kept.measured.as_secs_f64();
             figures.push(Figure { name: "leader's load", value, unit: "cores" });
@@ -133,12 +150,17 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, longest, DIGITS).expect("the bounds are in order")
 }
 
-fn summary(operation: &'static str, histogram: &Histogram<u64>, measured: Duration) -> Summary {
+fn summary(
+    operation: &'static str,
+    histogram: &Histogram<u64>,
+    never_begun: u64,
+    measured: Duration,
+) -> Summary {
     let ms = |nanos: u64| nanos as f64 / 1e6;
     let at = |share: f64| ms(histogram.value_at_quantile(share));
     let curve =
         histogram.iter_quantiles(4).map(|value| (value.quantile(), ms(value.value_iterated_to()))).collect();
-    let count = histogram.len();
+    let count = histogram.len() - never_begun;
     Summary {
         operation,
         count,
@@ -175,8 +197,22 @@ mod tests {
     }
 
     #[test]
+    fn what_was_never_sent_counts_as_waiting_and_not_as_done() {
+        let recorder = Recorder::default();
+        recorder.start();
+        recorder.took("acquire", Duration::from_millis(1));
+        (0..9).for_each(|_| recorder.never_began("acquire", Duration::from_secs(1)));
+        recorder.stop();
+        let (summaries, figures, _) = recorder.summary(false);
+        assert_eq!(summaries[0].count, 1);
+        assert!(summaries[0].p50_ms > 900.0);
+        assert_eq!((figures[0].name, figures[0].value), ("due and never sent", 9.0));
+    }
+
+    #[test]
     fn nothing_counts_while_it_warms_up() {
         let recorder = Recorder::default();
+        recorder.never_began("acquire", Duration::from_millis(1));
         recorder.took("acquire", Duration::from_millis(1));
         assert!(recorder.summary(false).0.is_empty());
     }

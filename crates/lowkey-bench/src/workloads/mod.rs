@@ -87,7 +87,7 @@ impl Arena<'_> {
         };
         let (clients, measuring) = try_join(together(crew), clock).await?;
         for late in pace.never_sent() {
-            self.recorder.took(self.workload.main_operation(), late);
+            self.recorder.never_began(self.workload.main_operation(), late);
         }
         measuring.stop();
         Ok(clients)

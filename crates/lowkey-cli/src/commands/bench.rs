@@ -24,6 +24,8 @@ use crate::output::{Feed, Table, print_json, say};
 
 /// Turns are not longer than the longest lease.
 const SECONDS_MAX: u64 = 300;
+/// Far more than any system does here.
+const RATE_MAX: i64 = 1_000_000;
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 const BAR_WIDTH: usize = 24;
 
@@ -68,15 +70,15 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through)]
     through: Vec<Through>,
 
-    /// How long to measure each system in each workload
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
+    /// How many seconds to measure each system in each workload [default: 10]
+    #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<u64>,
 
     /// Send so many requests a second whatever becomes of them, and count from when each was due (seq, par, hot)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=RATE_MAX))]
     rate: Option<u32>,
 
-    /// Clients of par, and those that make leases
+    /// Clients of par, and those that make leases [default: 64]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     clients: Option<usize>,
 
@@ -113,7 +115,7 @@ pub(crate) struct BenchArgs {
     dir: Option<PathBuf>,
 
     /// Draw latency by percentile, one line a system
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_plot)]
     plot: Option<PathBuf>,
 
     /// Print JSON: one object a line for each system in each workload; errors, too
@@ -123,7 +125,29 @@ pub(crate) struct BenchArgs {
 
 fn parse_workload(text: &str) -> Result<Workload, String> {
     let names: Vec<&str> = Workload::ALL.iter().map(|workload| workload.name()).collect();
-    Workload::parse(text).ok_or_else(|| format!("must be one of {}", names.join(", ")))
+    Workload::parse(text).ok_or_else(|| match text.contains(',') {
+        true => "several are separated by spaces".to_owned(),
+        false => format!("must be one of {}", names.join(", ")),
+    })
+}
+
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=SECONDS_MAX).contains(seconds));
+    seconds.ok_or_else(|| format!("must be whole seconds, 1 to {SECONDS_MAX}, without a unit"))
+}
+
+/// Before anything is measured: it would be a pity afterwards.
+fn parse_plot(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.extension().is_none_or(|extension| extension != "svg") {
+        return Err("must end in .svg, which is what it is".to_owned());
+    }
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(format!("there is no folder {}", folder.display()))
+        }
+        _ => Ok(path),
+    }
 }
 
 fn parse_nodes(text: &str) -> Result<usize, String> {
@@ -174,6 +198,9 @@ async fn measure(args: &BenchArgs) -> Result<u8, Failure> {
         () = bar.draw() => Ok(()),
         code = interrupts.next() => {
             bar.clear();
+            if !args.server.is_empty() {
+                say("lowkey: what was held in the cluster ends with its leases, in 10 minutes at most");
+            }
             return Ok(code);
         }
     };
@@ -314,6 +341,9 @@ impl Output {
     }
 
     fn end(mut self, args: &BenchArgs) -> Result<u8, Failure> {
+        if self.reports.is_empty() {
+            return Err(Failure::new(exit::NO_SERVICE, "nothing was measured"));
+        }
         if self.outcome.is_ok() {
             self.outcome = print_ratios(&ratios(&self.reports), args.json);
         }
