@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tonic::transport::Channel;
 
 use super::pairs::crew;
-use super::{Arena, BYTES_PER_MB, close, rested_leader_memory, together};
+use super::{Arena, BYTES_PER_MB, Clients, close, leader_memory, rested_leader_memory, together};
 use crate::lowkey::{Conversation, renew_all};
 use crate::pace::Pace;
 use crate::system::Problem;
@@ -20,8 +20,12 @@ const FILLERS: usize = 8;
 const LOCKS_A_LEASE: usize = 1_000;
 const TTL: Duration = Duration::from_secs(600);
 const RENEWED_EVERY: Duration = Duration::from_secs(60);
-/// Pairs before anything is held: what a node needs for work as such is not memory for locks.
+/// How often to look whether the node has as much memory as work as such needs: history, remembered requests, log.
 const SETTLING: Duration = Duration::from_secs(1);
+/// It has when it grew by less than this meanwhile.
+const SETTLED_BYTES: u64 = 512 * 1024;
+/// For how many times the measured time it is looked at most.
+const SETTLINGS_MAX: u32 = 4;
 /// How long the leader may take to know of what it has acknowledged.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -52,12 +56,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
 }
 
 async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Problem> {
-    let mut clients = arena.clients(arena.sizes.par_clients).await?;
-    let pace = Pace::new(None);
-    let settling = crew(arena, clients, &pace);
-    sleep(SETTLING.min(arena.time)).await;
-    pace.stop();
-    clients = together(settling).await?;
+    let clients = settle(arena, arena.clients(arena.sizes.par_clients).await?).await?;
     let before = rested_leader_memory(arena).await?;
 
     let begun = Instant::now();
@@ -74,6 +73,24 @@ async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Pro
     let crew = crew(arena, clients, &pace);
     close(arena.timed(&pace, crew).await?).await?;
     Ok(fillers)
+}
+
+/// Pairs before anything is held, until the leader grows no more: what it needs for work as such is not memory for locks.
+async fn settle(arena: &Arena<'_>, clients: Clients) -> Result<Clients, Problem> {
+    let deadline = Instant::now() + arena.time * SETTLINGS_MAX;
+    let pace = Pace::new(None);
+    let crew = crew(arena, clients, &pace);
+    let mut before = leader_memory(arena).await?.unwrap_or_default();
+    loop {
+        sleep(SETTLING.min(arena.time)).await;
+        let now = leader_memory(arena).await?.unwrap_or_default();
+        if now < before + SETTLED_BYTES || Instant::now() >= deadline {
+            break;
+        }
+        before = now;
+    }
+    pace.stop();
+    together(crew).await
 }
 
 /// As many locks as are to be held, by many leases, as fast as some conversations can.
