@@ -74,11 +74,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<u64>,
 
-    /// Send so many requests a second whatever becomes of them, and count from when each was due (seq, par, hot)
+    /// Send so many requests a second whatever becomes of them, and count from when each was due (seq, par, hot, scale)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=RATE_MAX))]
     rate: Option<u32>,
 
-    /// Clients of par, and those that make leases [default: 64]
+    /// Clients of par and scale, and those that make what other workloads need [default: 64]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     clients: Option<usize>,
 
@@ -222,6 +222,7 @@ impl BenchArgs {
     fn plan(&self) -> Result<Plan, Failure> {
         let workloads =
             if self.workloads.is_empty() { Workload::by_default() } else { self.workloads.clone() };
+        self.check_options(&workloads)?;
         let place = if self.server.is_empty() {
             Place::Own(std::env::current_exe().map_err(|error| {
                 Failure::new(
@@ -244,6 +245,31 @@ impl BenchArgs {
             connections: self.connections,
             starter: starter(self.dir.clone().unwrap_or_else(std::env::temp_dir)),
         })
+    }
+
+    /// An option that none of the workloads heeds is a mistake: whoever gave it expects another run than this.
+    fn check_options(&self, workloads: &[Workload]) -> Result<(), Failure> {
+        use Workload::{Churn, Expire, Holders, Hot, Par, Renew, Scale, Seq, Watch};
+        let options: [(&str, bool, &[Workload]); 7] = [
+            ("--rate", self.rate.is_some(), &[Seq, Par, Hot, Scale]),
+            ("--clients", self.clients.is_some(), &[Par, Holders, Renew, Expire, Watch, Scale, Churn]),
+            ("--leases", self.leases.is_some(), &[Holders, Renew, Expire]),
+            ("--streams", self.streams.is_some(), &[Watch]),
+            ("--fan-out", self.fan_out.is_some(), &[Watch]),
+            ("--held", !self.held.is_empty(), &[Scale]),
+            ("--names", self.names.is_some(), &[Churn]),
+        ];
+        for (option, is_given, users) in options {
+            if is_given && !users.iter().any(|user| workloads.contains(user)) {
+                let users: Vec<&str> = users.iter().map(|user| user.name()).collect();
+                let users = users.join(", ");
+                return Err(Failure::new(
+                    exit::USAGE,
+                    format!("{option} makes no difference here: it is for {users}"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Those to be measured beside lowkey that are installed.
@@ -474,6 +500,27 @@ mod tests {
     fn whom_to_measure_against_is_told_by_name() {
         assert_eq!(parse_peer("etcd"), Ok(Peer::Etcd));
         assert_eq!(parse_peer("consul").unwrap_err(), "must be one of etcd, zookeeper, redis, postgres");
+    }
+
+    #[test]
+    fn an_option_that_makes_no_difference_is_refused() {
+        use clap::Parser as _;
+
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            bench: BenchArgs,
+        }
+        let refusal = |line: &str| {
+            let Line { bench } = Line::parse_from(line.split(' '));
+            bench.plan().err().map(|failure| (failure.code, failure.line))
+        };
+        let for_leases = "--leases makes no difference here: it is for holders, renew, expire";
+        assert_eq!(refusal("bench seq par --leases 5"), Some((exit::USAGE, for_leases.to_owned())));
+        let for_scale = "--held makes no difference here: it is for scale";
+        assert_eq!(refusal("bench --held 5"), Some((exit::USAGE, for_scale.to_owned())));
+        assert_eq!(refusal("bench seq renew --leases 5"), None);
+        assert_eq!(refusal("bench --leases 5 --rate 5 --clients 5 --streams 5 --fan-out 5"), None);
     }
 
     #[test]
