@@ -142,8 +142,19 @@ fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let about_this = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    let said: Vec<&str> = about_this.map(|line| line.strip_prefix("error: ").unwrap_or(line)).collect();
-    format!("{}; try --help", said.join("; "))
+    let mut said = String::new();
+    let mut is_list = false;
+    for line in about_this.map(|line| line.strip_prefix("error: ").unwrap_or(line)) {
+        is_list = !line.starts_with("tip:") && (is_list || said.ends_with(':'));
+        match (said.is_empty(), said.ends_with(':'), is_list) {
+            (true, ..) => {}
+            (_, true, _) => said.push(' '),
+            (.., true) => said.push_str(", "),
+            _ => said.push_str("; "),
+        }
+        said.push_str(line);
+    }
+    said + "; try --help"
 }
 
 /// Puts `server` in front of flags that stand alone, and where the flags are all in the environment.
@@ -185,6 +196,10 @@ mod tests {
         assert_eq!(
             problem(&["lowkey", "--bootstarp"]),
             "unexpected argument '--bootstarp' found; tip: a similar argument exists: '--bootstrap'; try --help"
+        );
+        assert_eq!(
+            problem(&["lowkey", "release", "deploy"]),
+            "the following required arguments were not provided: --lease <LEASE>, --token <TOKEN>; try --help"
         );
     }
 
