@@ -22,7 +22,7 @@ impl Replica {
             // What it names may be under way in the log: only behind that is it certain what it finds.
             Err(_) if self.may_name_later(&command) => self.propose(now, call, command, wait),
             // A refusal needs no entry, only the certainty that this is still the leader.
-            Err(_) | Ok(Some(_)) => self.rounds.join(call, Wish::Check { command, wait }),
+            Err(_) | Ok(Some(_)) => self.join_round(call, Wish::Check { command, wait }),
         }
     }
 

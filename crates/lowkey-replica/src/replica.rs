@@ -181,6 +181,8 @@ impl Replica {
             Input::Report(report) => self.receive_report(now, report),
             Input::Snapshot(received) => self.receive_snapshot(*received),
             Input::Request(call, request) => self.request(now, call, request),
+            // Who takes part in no round that has begun has had no effect, and is forgotten.
+            Input::CallerGone(call) if self.rounds.leave(call) => self.waits.answered(call),
             Input::CallerGone(call) => self.waits.leave(now, call),
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
             Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
@@ -300,9 +302,9 @@ impl Replica {
                     Some(last_tick) if mutants::is_active("arrival taken from the tick") => last_tick,
                     _ => now,
                 };
-                self.rounds.join(call, Wish::Renew { lease, arrival });
+                self.join_round(call, Wish::Renew { lease, arrival });
             }
-            Request::Read(query) | Request::ReadStale(query) => self.rounds.join(call, Wish::Read(query)),
+            Request::Read(query) | Request::ReadStale(query) => self.join_round(call, Wish::Read(query)),
             Request::Command(command) => self.command(now, call, command, WaitTime::NONE),
             Request::Wait { command, wait } => {
                 self.waits.expect(call);
@@ -518,6 +520,12 @@ impl Replica {
             self.begin_quarantine(now);
             // R8: a stall before the first tick is one too.
             self.last_tick.get_or_insert(now);
+        }
+    }
+
+    pub(crate) fn join_round(&mut self, call: CallId, wish: Wish) {
+        if !self.rounds.join(call, wish) {
+            self.output.reply(call, Err(Failure::Busy));
         }
     }
 

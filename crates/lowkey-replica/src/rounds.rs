@@ -7,14 +7,20 @@
 //!
 //! `raft` may drop a round without a word, and a round that finished may outlive a step-down. So
 //! every round has a context of its own, and every change of term or role fails all of them.
+//!
+//! A leader whose first entry is not committed begins no round, and may not get there for long: its followers' disks are
+//! full, say. So there is an end to how many may gather, and whoever goes away leaves nothing behind.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use lowkey_core::{Command, LeaseId, WaitTime, mutants};
 
 use crate::input::CallId;
 use crate::reads::Query;
 use crate::time::Nanos;
+
+/// How many may wait for a round to begin.
+const GATHERING_MAX: usize = 65_536;
 
 /// Someone who waits for a round.
 #[derive(Debug, PartialEq)]
@@ -39,7 +45,7 @@ pub(crate) enum Wish {
 /// confirmed.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
-    gathering: Vec<Waiter>,
+    gathering: BTreeMap<CallId, Wish>,
     running: Option<(Vec<u8>, Vec<Waiter>)>,
     /// Confirmed, waiting for the index to be applied.
     confirmed: VecDeque<(u64, Vec<Waiter>)>,
@@ -48,17 +54,25 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Takes part in the next round to begin.
-    pub(crate) fn join(&mut self, call: CallId, wish: Wish) {
+    /// Takes part in the next round to begin; false if too many do already.
+    pub(crate) fn join(&mut self, call: CallId, wish: Wish) -> bool {
         if crate::mutants::needs_no_round(&wish) {
-            return self.confirmed.push_back((0, vec![Waiter { call, wish }]));
+            self.confirmed.push_back((0, vec![Waiter { call, wish }]));
+            return true;
         }
         match &mut self.running {
             Some((_, waiters)) if mutants::is_active("a round is joined late") => {
-                waiters.push(Waiter { call, wish })
+                waiters.push(Waiter { call, wish });
             }
-            _ => self.gathering.push(Waiter { call, wish }),
+            _ if self.gathering.len() >= GATHERING_MAX => return false,
+            _ => _ = self.gathering.insert(call, wish),
         }
+        true
+    }
+
+    /// A caller is gone; true if it waited for a round to begin, as it does no more.
+    pub(crate) fn leave(&mut self, call: CallId) -> bool {
+        self.gathering.remove(&call).is_some()
     }
 
     /// True if someone waits for a round that could begin now.
@@ -75,7 +89,9 @@ impl Rounds {
             self.sequence += 1;
         }
         let context: Vec<u8> = [member, term, self.sequence].into_iter().flat_map(u64::to_be_bytes).collect();
-        self.running = Some((context.clone(), std::mem::take(&mut self.gathering)));
+        let gathered = std::mem::take(&mut self.gathering).into_iter();
+        let waiters = gathered.map(|(call, wish)| Waiter { call, wish }).collect();
+        self.running = Some((context.clone(), waiters));
         Some(context)
     }
 
@@ -100,8 +116,8 @@ impl Rounds {
     pub(crate) fn fail_all(&mut self) -> Vec<CallId> {
         let running = self.running.take().map(|(_, waiters)| waiters).unwrap_or_default();
         let confirmed = std::mem::take(&mut self.confirmed).into_iter().flat_map(|(_, waiters)| waiters);
-        let gathering = std::mem::take(&mut self.gathering);
-        confirmed.chain(running).chain(gathering).map(|waiter| waiter.call).collect()
+        let gathering = std::mem::take(&mut self.gathering).into_keys();
+        confirmed.chain(running).map(|waiter| waiter.call).chain(gathering).collect()
     }
 }
 
@@ -124,6 +140,22 @@ mod tests {
         assert_eq!(rounds.take_served(5).iter().map(|waiter| waiter.call).collect::<Vec<_>>(), [CallId(1)]);
         let second = rounds.begin(1, 1).unwrap();
         assert_ne!(first, second);
+    }
+
+    #[test]
+    fn who_goes_away_before_a_round_begins_makes_room_for_another() {
+        let mut rounds = Rounds::default();
+        for call in 0..GATHERING_MAX as u64 {
+            assert!(rounds.join(CallId(call), read()));
+        }
+        assert!(!rounds.join(CallId(u64::MAX), read()));
+        assert!(rounds.leave(CallId(7)) && !rounds.leave(CallId(7)));
+        assert!(rounds.join(CallId(u64::MAX), read()));
+        let context = rounds.begin(1, 1).unwrap();
+        rounds.confirm(&context, 1);
+        let served = rounds.take_served(1);
+        assert_eq!(served.len(), GATHERING_MAX);
+        assert!(served.iter().all(|waiter| waiter.call != CallId(7)));
     }
 
     #[test]
