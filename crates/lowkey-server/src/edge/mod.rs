@@ -25,6 +25,7 @@ pub mod serve;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use axum::extract::{Request, State};
@@ -35,6 +36,11 @@ use lowkey_api::{ApiError, Reason};
 use tokio::sync::watch;
 
 pub use node::{EventStream, Events, Node};
+
+/// How much of a refused value is shown back, in characters.
+const SHOWN_CHARS_MAX: usize = 64;
+/// How long a body may take to arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The header, or gRPC metadata key, with the id of the cluster that answers.
 pub const CLUSTER_HEADER: HeaderName = HeaderName::from_static("lowkey-cluster");
@@ -102,6 +108,19 @@ async fn enclosed<N: Node>(
         response.headers_mut().insert(CLUSTER_HEADER, id);
     }
     response
+}
+
+/// The beginning of `text`: an answer must not grow with what was wrong.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// What is said of a body that was not whole in time.
+fn late() -> ApiError {
+    ApiError::invalid("body", format_args!("did not arrive within {} s", READ_TIMEOUT.as_secs()))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

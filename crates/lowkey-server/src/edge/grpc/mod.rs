@@ -1,5 +1,6 @@
 //! The gRPC port: locks, elections, health and reflection.
 
+mod call_body;
 mod election_service;
 mod health;
 mod heartbeat;
@@ -30,8 +31,9 @@ use tonic::service::Routes;
 use tonic::{Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 
-use self::short::{Reread, Taken};
-use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, enclosed, envelope};
+use self::call_body::CallBody;
+use self::short::Taken;
+use super::{Dialect, EventStream, Events, Node, REVISION_HEADER, enclosed, envelope, shown};
 
 /// The services of the gRPC port.
 ///
@@ -73,8 +75,8 @@ pub fn port<N: Node>(
     let routes = Routes::new(locks.clone())
         .add_service(election_service)
         .add_service(health_service)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?);
+        .add_service(reflection().build_v1()?.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(REQUEST_BYTES_MAX));
     let others = routes
         .into_axum_router()
         .fallback(unknown_method)
@@ -94,6 +96,8 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
 
     fn call(&mut self, request: ::http::Request<Incoming>) -> Self::Future {
         if !is_lock_call(&request) {
+            let is_stream = request.uri().path().starts_with(REFLECTION);
+            let request = request.map(if is_stream { CallBody::stream } else { CallBody::message });
             return self.others.call(request).boxed();
         }
         let (node, uri, mut locks) = (Arc::clone(&self.node), request.uri().clone(), self.locks.clone());
@@ -117,7 +121,14 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
                 Some("ReleaseLock") => answered_by!(release_lock),
                 Some("CreateLease") => answered_by!(create_lease),
                 Some("RenewLease") => answered_by!(renew_lease),
-                _ => enclosed(&*node, uri, Dialect::Grpc, in_general(&mut locks, head, body.into())).await,
+                Some("Session" | "Heartbeat") => {
+                    let answer = in_general(&mut locks, head, CallBody::stream(body));
+                    enclosed(&*node, uri, Dialect::Grpc, answer).await
+                }
+                _ => {
+                    let answer = in_general(&mut locks, head, CallBody::message(body));
+                    enclosed(&*node, uri, Dialect::Grpc, answer).await
+                }
             })
         }
         .boxed()
@@ -127,7 +138,7 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
 async fn in_general<N: Node>(
     locks: &mut LockServiceServer<Grpc<N>>,
     head: request::Parts,
-    body: Reread,
+    body: CallBody,
 ) -> HttpResponse {
     let Ok(answer) = locks.call(::http::Request::from_parts(head, body)).await;
     answer.map(Body::new)
@@ -135,6 +146,8 @@ async fn in_general<N: Node>(
 
 /// What stands before the names of the `LockService`'s methods.
 const LOCK_SERVICE: &str = "/lowkey.v1.LockService/";
+/// What the names of all of reflection's methods begin with: they are streams.
+const REFLECTION: &str = "/grpc.reflection.";
 
 /// True if a request is a call of the `LockService` in every respect, known methods or not.
 fn is_lock_call(request: &::http::Request<Incoming>) -> bool {
@@ -161,7 +174,7 @@ pub(crate) async fn grpc_only(
 }
 
 async fn unknown_method(request: Request) -> HttpResponse {
-    let message = format!("there is no gRPC method {}", request.uri().path());
+    let message = format!("there is no gRPC method {}", shown(request.uri().path()));
     Dialect::Grpc.error(ApiError::new(Reason::NoSuchRoute, message))
 }
 

@@ -18,6 +18,7 @@ use lowkey_api::framing::{framed, unframed};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 use prost::Message;
 
+use super::call_body::CallBody;
 use crate::edge::Dialect;
 
 /// What came with a call.
@@ -25,7 +26,7 @@ pub(super) enum Taken<Q> {
     /// Its message.
     Message(Q),
     /// Something else.
-    Other(Box<Reread>),
+    Other(Box<CallBody>),
 }
 
 /// True if messages of a call may be compressed.
@@ -34,55 +35,27 @@ pub(super) fn is_compressed(headers: &HeaderMap) -> bool {
 }
 
 /// Takes the message out of a body.
-pub(super) async fn take<Q: Message + Default>(mut body: Incoming) -> Taken<Q> {
-    let Some(first) = body.frame().await else { return Taken::Other(Box::new(body.into())) };
-    let message = first.as_ref().ok().and_then(|frame| only_message(frame.data_ref()?));
-    match message {
+pub(super) async fn take<Q: Message + Default>(body: Incoming) -> Taken<Q> {
+    let mut body = CallBody::message(body);
+    let Some(first) = body.frame().await else { return Taken::Other(Box::new(body)) };
+    let message = first.as_ref().ok().and_then(|part| only_message(part.data_ref()?));
+    let second = match message {
         // What comes behind the message, if anything, is for the general way to judge.
-        Some(message) if body.is_end_stream() => Taken::Message(message),
+        Some(message) if body.is_end_stream() => return Taken::Message(message),
         Some(message) => match body.frame().await {
-            None => Taken::Message(message),
-            second => Taken::Other(Box::new(Reread { read: [Some(first), second], rest: body })),
+            None => return Taken::Message(message),
+            second => second,
         },
-        None => Taken::Other(Box::new(Reread { read: [Some(first), None], rest: body })),
-    }
+        None => None,
+    };
+    body.put_back([Some(first), second]);
+    Taken::Other(Box::new(body))
 }
 
 /// The message, if these bytes are one that may be taken, and nothing else.
 fn only_message<Q: Message + Default>(bytes: &[u8]) -> Option<Q> {
     let message = unframed(bytes).filter(|message| message.len() <= REQUEST_BYTES_MAX)?;
     Q::decode(message).ok()
-}
-
-/// A body of which something was read already.
-pub(super) struct Reread {
-    read: [Option<Result<Frame<Bytes>, hyper::Error>>; 2],
-    rest: Incoming,
-}
-
-impl From<Incoming> for Reread {
-    fn from(rest: Incoming) -> Self {
-        Self { read: [None, None], rest }
-    }
-}
-
-impl HttpBody for Reread {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.read.iter_mut().find_map(Option::take) {
-            Some(frame) => Poll::Ready(Some(frame)),
-            None => Pin::new(&mut self.rest).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.read.iter().all(Option::is_none) && self.rest.is_end_stream()
-    }
 }
 
 /// The answer to a call.

@@ -10,8 +10,8 @@ use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 use tokio::time::timeout;
 
-/// How long a body may take to arrive.
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::edge::{READ_TIMEOUT, late};
+
 /// How long an unwanted body is read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much of an unwanted body is read, in bytes.
@@ -35,10 +35,7 @@ pub(super) async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, A
             Err(too_large())
         }
         Ok(Err(error)) => Err(ApiError::invalid("body", format_args!("could not be read: {error}"))),
-        Err(_elapsed) => {
-            let problem = format!("did not arrive within {} s", READ_TIMEOUT.as_secs());
-            Err(ApiError::invalid("body", problem))
-        }
+        Err(_elapsed) => Err(late()),
     }
 }
 

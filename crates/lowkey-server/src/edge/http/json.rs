@@ -10,8 +10,7 @@ use lowkey_core::limits::{TTL_SECONDS_MAX, TTL_SECONDS_MIN, WAIT_MS_MAX};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// How much of a refused value is shown back, in characters.
-const SHOWN_CHARS_MAX: usize = 64;
+use crate::edge::shown;
 
 /// A message that can be a request's body.
 pub(super) trait JsonRequest: DeserializeOwned {
@@ -106,14 +105,6 @@ fn refuse_field<T: JsonRequest>(key: &str, value: &Value) -> ApiError {
         _ => "must be a string".to_owned(),
     };
     ApiError::invalid(field, format_args!("{allowed}, and is {}", shown(&value.to_string())))
-}
-
-/// The beginning of `text`: an answer must not grow with what was wrong.
-pub(super) fn shown(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use lowkey_api::{ApiError, Reason};
 use serde::Serialize;
 
 use self::json::JsonRequest;
-use super::{Dialect, Node, envelope};
+use super::{Dialect, Node, envelope, shown};
 
 /// The header that may carry a request's id instead of its body.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -170,13 +170,13 @@ async fn metrics<N: Node>(State(node): State<Arc<N>>) -> Response {
 }
 
 async fn no_such_route(request: Request) -> Response {
-    let message = format!("there is no {}", request.uri().path());
+    let message = format!("there is no {}", shown(request.uri().path()));
     body::drain(request.into_body()).await;
     error_response(&ApiError::new(Reason::NoSuchRoute, message))
 }
 
 async fn method_not_allowed(method: Method, request: Request) -> Response {
-    let path = request.uri().path();
+    let path = shown(request.uri().path());
     let message = format!("{path} does not take {method}; the header Allow says what it takes");
     body::drain(request.into_body()).await;
     error_response(&ApiError::new(Reason::MethodNotAllowed, message))

@@ -10,7 +10,7 @@ use ::http::{HeaderMap, HeaderName, Uri};
 use lowkey_api::v1::{GetLockRequest, LeaderRequest, ListLocksRequest, ObserveRequest, WatchRequest};
 use lowkey_api::{ApiError, Position};
 
-use super::json::shown;
+use crate::edge::shown;
 
 /// The header by which browsers tell the `id:` of the last event that they saw.
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
