@@ -4,6 +4,8 @@
 //! peers, requests that keep what exists (renewals, releases, reads), requests that want more
 //! (leases, locks). Under overload what exists is kept alive first. Every lane is bounded: a caller
 //! that finds its lane full is told so at once, and a peer's message is dropped, as on any network.
+//! What the node's own parts report is bounded by what there is to report of: a caller that goes away,
+//! say, is told of only if its request was taken in and not answered.
 //!
 //! While entries of this leader are on their way to the others, requests *gather*: what comes meanwhile goes into the
 //! log together once those are committed, and costs one write, one sync and one message for all. For how long at most is

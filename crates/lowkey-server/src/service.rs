@@ -298,10 +298,12 @@ impl<'a> Parked<'a> {
 
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
-        if let Some(answer) = self.answer.take() {
+        if let Some(mut answer) = self.answer.take() {
             // Closed first: a request that is still in the inbox is then passed over.
-            drop(answer);
-            self.inbox.report(Event::CallerGone(self.call));
+            answer.close();
+            if answer.try_recv().is_err() {
+                self.inbox.report(Event::CallerGone(self.call));
+            }
         }
     }
 }
@@ -348,7 +350,7 @@ impl Drop for PassedOn {
     }
 }
 
-fn refusal(error: ApiError) -> Outcome {
+pub(crate) fn refusal(error: ApiError) -> Outcome {
     Outcome::Error(ErrorDetail::from(error).encode_to_vec())
 }
 

@@ -11,9 +11,10 @@
 //!
 //! Invariants, whatever a client sends:
 //!
-//! - No request is read beyond [`lowkey_core::limits::REQUEST_BYTES_MAX`], and none waits for its
-//!   bytes for ever.
-//! - A request that panics is answered with INTERNAL and harms no other.
+//! - No request is read beyond [`lowkey_core::limits::REQUEST_BYTES_MAX`], and none that is one
+//!   message waits for its bytes for ever.
+//! - A request that panics is answered with INTERNAL and harms no other; a stream that panics after
+//!   its beginning ends, and harms no other.
 //! - Nothing here ends a call or a stream that waits. When its client goes away it is dropped, which
 //!   is how the node behind learns of it.
 
@@ -23,6 +24,7 @@ mod node;
 pub mod serve;
 
 use std::any::Any;
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,10 +102,8 @@ async fn enclosed<N: Node>(
 ) -> Response {
     // Whatever a panic left half done belongs to this request alone: it is dropped unseen.
     let answer = AssertUnwindSafe(answer).catch_unwind().await;
-    let mut response = answer.unwrap_or_else(|panic| {
-        tracing::error!(path = uri.path(), panic = panic_text(&*panic), "a request panicked");
-        dialect.error(ApiError::new(Reason::Internal, "the request met a fault of the service"))
-    });
+    let mut response = answer
+        .unwrap_or_else(|panic| dialect.error(fault(format_args!("a request for {}", uri.path()), &*panic)));
     if let Some(id) = node.cluster_header() {
         response.headers_mut().insert(CLUSTER_HEADER, id);
     }
@@ -123,9 +123,12 @@ fn late() -> ApiError {
     ApiError::invalid("body", format_args!("did not arrive within {} s", READ_TIMEOUT.as_secs()))
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+/// What is answered when something panicked, which is said in the log.
+pub(crate) fn fault(what: impl fmt::Display, panic: &(dyn Any + Send)) -> ApiError {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("no message"), "{what} panicked");
+    ApiError::new(Reason::Internal, "the request met a fault of the service")
 }
 
 #[cfg(test)]

@@ -5,8 +5,12 @@ use std::thread::{self, ThreadId};
 
 use lowkey_api::v1::CreateLeaseRequest;
 use lowkey_wal::{Disk, DiskFile};
+use tokio::time::timeout;
 
 use super::*;
+
+/// For what takes no time unless it never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// So many operations one after the other, and whoever is to do the syncs does them: several times what it takes.
 const MANY: usize = 60;
@@ -138,8 +142,11 @@ async fn where_syncs_are_slow_the_runtime_does_not_wait_for_them() {
 
     // Once they are fast it does them again: that saves everybody two wake-ups.
     syncs.are_slow.store(false, Ordering::SeqCst);
-    while !syncs.done_by().contains(&here) {
-        make_lease(&node).await;
-    }
+    let given_back = async {
+        while !syncs.done_by().contains(&here) {
+            make_lease(&node).await;
+        }
+    };
+    timeout(PATIENCE, given_back).await.expect("the runtime syncs again");
     node.stop().await.unwrap();
 }

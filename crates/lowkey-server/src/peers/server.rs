@@ -1,10 +1,13 @@
 //! What a node takes in from its peers.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use bytes::BytesMut;
+use futures::FutureExt as _;
 use lowkey_replica::wire::{self, Said};
 use lowkey_replica::{Input, Message};
 use tokio::sync::mpsc;
@@ -24,8 +27,9 @@ use super::proto::{
 };
 use super::seats::Seats;
 use super::snapshots::Incoming;
+use crate::edge::fault;
 use crate::inbox::Event;
-use crate::service::Service;
+use crate::service::{Service, refusal};
 use crate::storage::GROUP;
 
 /// Replies that may wait for a slow peer.
@@ -195,7 +199,11 @@ impl Forwards {
         let ForwardRequest { number, operation, request, .. } = request;
         let (service, replies) = (Arc::clone(&self.service), self.replies.clone());
         let task = self.under_way.spawn(async move {
-            let outcome = Some(service.answer_forwarded(operation, &request).await);
+            // Whatever a panic left half done belongs to this request alone: it is dropped unseen.
+            let answer = AssertUnwindSafe(service.answer_forwarded(operation, &request)).catch_unwind();
+            let fault =
+                |panic: Box<dyn Any + Send>| refusal(fault("a request that a peer passed on", &*panic));
+            let outcome = Some(answer.await.unwrap_or_else(fault));
             // If the stream is gone, so is whoever waited.
             let _ = replies.send(Ok(ForwardReply { number, outcome })).await;
             number

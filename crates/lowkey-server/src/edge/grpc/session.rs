@@ -6,7 +6,7 @@
 //! Invariants, whatever a client sends:
 //!
 //! - Every call is answered once, with its `seq`; a watch until it ends. Whatever was cancelled is dropped
-//!   before anything else is read, and is not answered any more.
+//!   before anything is begun that came later, and is not answered any more.
 //! - At most [`IN_FLIGHT_MAX`] calls are under way, each lease of a renewal counted: beyond that the stream
 //!   is not read, and the client feels the back-pressure.
 //! - Neither side starves the other: after [`TURN`] answers the stream is read, and after as many messages

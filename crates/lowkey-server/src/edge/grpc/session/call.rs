@@ -16,7 +16,7 @@ use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 
 use crate::edge::grpc::heartbeat;
-use crate::edge::{EventStream, Node, panic_text};
+use crate::edge::{EventStream, Node, fault};
 
 /// Leases that one message may renew: as many as fit into a request, whatever their ids.
 const LEASES_PER_RENEWAL_MAX: usize = 6_000;
@@ -54,10 +54,7 @@ pub(super) async fn answer<N: Node>(node: Arc<N>, seq: u64, call: Call) -> (u64,
     // Whatever a panic left half done belongs to this call alone: it is dropped unseen.
     let outcome = match AssertUnwindSafe(ask(&*node, call)).catch_unwind().await {
         Ok(outcome) => outcome,
-        Err(panic) => {
-            tracing::error!(panic = panic_text(&*panic), "a call of a session panicked");
-            Err(fault())
-        }
+        Err(panic) => Err(fault("a call of a session", &*panic)),
     };
     (seq, outcome.unwrap_or_else(|error| Outcome::Answered(Answer::Error(error.into()))))
 }
@@ -128,16 +125,9 @@ impl Stream for Watch {
                 None if self.events.is_aborted() => return Poll::Ready(None),
                 None => Err(ApiError::new(Reason::Internal, "the watch ended without saying why")),
             },
-            Err(panic) => {
-                tracing::error!(panic = panic_text(&*panic), "a watch of a session panicked");
-                Err(fault())
-            }
+            Err(panic) => Err(fault("a watch of a session", &*panic)),
         };
         self.is_over = is_last(&told);
         Poll::Ready(Some((self.seq, told)))
     }
-}
-
-fn fault() -> ApiError {
-    ApiError::new(Reason::Internal, "the request met a fault of the service")
 }
