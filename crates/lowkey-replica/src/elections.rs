@@ -5,8 +5,8 @@
 //! term, and stand one after the other, each with time enough to win before the next does.
 //!
 //! That does not rule out two at a time: messages may take longer than one waits for the other, or a node does not know
-//! who the others are or which term it is. Once votes were split the next time is drawn as ever, from the whole range: an
-//! order that everybody keeps would have the same happen again.
+//! who the others are or which term it is. Whoever stood in vain draws its next time, from the whole range: those who keep
+//! an order may well split the votes again.
 //!
 //! Nothing of this decides who may win. Raft does.
 

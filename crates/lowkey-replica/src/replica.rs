@@ -370,9 +370,11 @@ impl Replica {
     /// that the same inputs always give the same elections.
     fn fix_election_timeout(&mut self) {
         let (member, raft) = (self.config.member.0, &mut self.node.raft);
-        let ticks = match raft.state {
-            StateRole::Candidate => ticks_after_split(member, raft.term, self.config.seed),
-            _ => ticks_in_line(member, raft.term, raft.leader_id, raft.prs().conf().voters().ids().iter()),
+        let stood_in_vain = raft.vote == member && raft.leader_id == raft::INVALID_ID;
+        let ticks = if stood_in_vain {
+            ticks_after_split(member, raft.term, self.config.seed)
+        } else {
+            ticks_in_line(member, raft.term, raft.leader_id, raft.prs().conf().voters().ids().iter())
         };
         raft.set_randomized_election_timeout(ticks);
     }
