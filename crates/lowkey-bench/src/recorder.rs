@@ -90,16 +90,19 @@ impl Recorder {
         if !self.is_measuring.load(Ordering::Acquire) {
             return;
         }
-        let mut kept = self.kept();
-        let histogram = kept.operations.entry(operation).or_insert_with(histogram);
-        histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        record(self.kept().operations.entry(operation).or_insert_with(histogram), time);
     }
 
-    /// One operation was due for so long and never begun: that is a time, and no throughput.
-    pub(crate) fn never_began(&self, operation: &'static str, time: Duration) {
-        if self.is_measuring.load(Ordering::Acquire) {
-            self.took(operation, time);
-            *self.kept().never_begun.entry(operation).or_default() += 1;
+    /// Operations were due for so long and never begun while it counted: these are times, and no throughput.
+    pub(crate) fn never_began(&self, operation: &'static str, times: impl Iterator<Item = Duration>) {
+        let mut kept = self.kept();
+        let mut count = 0;
+        for time in times {
+            record(kept.operations.entry(operation).or_insert_with(histogram), time);
+            count += 1;
+        }
+        if count > 0 {
+            *kept.never_begun.entry(operation).or_default() += count;
         }
     }
 
@@ -143,6 +146,10 @@ impl Recorder {
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn record(histogram: &mut Histogram<u64>, time: Duration) {
+    histogram.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
 fn histogram() -> Histogram<u64> {
@@ -201,8 +208,8 @@ mod tests {
         let recorder = Recorder::default();
         recorder.start();
         recorder.took("acquire", Duration::from_millis(1));
-        (0..9).for_each(|_| recorder.never_began("acquire", Duration::from_secs(1)));
         recorder.stop();
+        recorder.never_began("acquire", std::iter::repeat_n(Duration::from_secs(1), 9));
         let (summaries, figures, _) = recorder.summary(false);
         assert_eq!(summaries[0].count, 1);
         assert!(summaries[0].p50_ms > 900.0);
@@ -212,7 +219,7 @@ mod tests {
     #[test]
     fn nothing_counts_while_it_warms_up() {
         let recorder = Recorder::default();
-        recorder.never_began("acquire", Duration::from_millis(1));
+        recorder.never_began("acquire", std::iter::empty());
         recorder.took("acquire", Duration::from_millis(1));
         assert!(recorder.summary(false).0.is_empty());
     }

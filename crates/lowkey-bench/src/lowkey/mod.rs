@@ -161,19 +161,24 @@ impl Lowkey {
         let slots = (Slots::new(connections), Slots::new(connections), Slots::new(connections));
         let (callers, channels, clients) = slots;
         let mut lowkey = Self { cluster, through, nodes: 0, client, callers, channels, clients };
-        lowkey.wait_whole().await?;
+        lowkey.wait_whole(patience).await?;
         lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
         Ok(lowkey)
     }
 
-    async fn wait_whole(&self) -> Result<(), Problem> {
-        let deadline = Instant::now() + PATIENCE;
+    async fn wait_whole(&self, patience: Duration) -> Result<(), Problem> {
+        let deadline = Instant::now() + patience;
         while !self.is_whole().await? {
             self.cluster.check()?;
             if Instant::now() >= deadline {
-                return Err(Problem::failed(format!(
-                    "the nodes of lowkey did not come together in {PATIENCE:?}; is the machine very busy?"
-                )));
+                return Err(Problem::failed(match self.cluster.is_foreign() {
+                    true => {
+                        format!("the cluster has had no leader for {patience:?}: are most of its nodes up?")
+                    }
+                    false => format!(
+                        "the nodes of lowkey did not come together in {patience:?}; is the machine very busy?"
+                    ),
+                }));
             }
             sleep(LOOK_INTERVAL).await;
         }

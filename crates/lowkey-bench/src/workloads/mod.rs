@@ -86,10 +86,8 @@ impl Arena<'_> {
             Ok(measuring)
         };
         let (clients, measuring) = try_join(together(crew), clock).await?;
-        for late in pace.never_sent() {
-            self.recorder.never_began(self.workload.main_operation(), late);
-        }
         measuring.stop();
+        self.recorder.never_began(self.workload.main_operation(), pace.never_sent());
         Ok(clients)
     }
 }

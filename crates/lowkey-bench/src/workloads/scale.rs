@@ -22,10 +22,10 @@ const TTL: Duration = Duration::from_secs(600);
 const RENEWED_EVERY: Duration = Duration::from_secs(60);
 /// How often to look whether the node has as much memory as work as such needs: history, remembered requests, log.
 const SETTLING: Duration = Duration::from_secs(1);
-/// It has when it grew by less than this meanwhile.
+/// It has when it grew by less than this beyond what it ever had.
 const SETTLED_BYTES: u64 = 512 * 1024;
-/// For how many times the measured time it is looked at most.
-const SETTLINGS_MAX: u32 = 4;
+/// How often it is looked at most.
+const SETTLINGS_MAX: u32 = 30;
 /// How long the leader may take to know of what it has acknowledged.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -77,17 +77,16 @@ async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Pro
 
 /// Pairs before anything is held, until the leader grows no more: what it needs for work as such is not memory for locks.
 async fn settle(arena: &Arena<'_>, clients: Clients) -> Result<Clients, Problem> {
-    let deadline = Instant::now() + arena.time * SETTLINGS_MAX;
     let pace = Pace::new(None);
     let crew = crew(arena, clients, &pace);
-    let mut before = leader_memory(arena).await?.unwrap_or_default();
-    loop {
+    let mut most = 0;
+    for _ in 0..SETTLINGS_MAX {
         sleep(SETTLING.min(arena.time)).await;
         let now = leader_memory(arena).await?.unwrap_or_default();
-        if now < before + SETTLED_BYTES || Instant::now() >= deadline {
+        if now < most + SETTLED_BYTES {
             break;
         }
-        before = now;
+        most = now;
     }
     pace.stop();
     together(crew).await
