@@ -15,8 +15,8 @@ use crate::name::{OwnerId, RequestId};
 
 use self::index::{Index, Table, Tree};
 
-/// So many are looked through, one by one. Most leases remember fewer, and there are many leases: an index
-/// has room for more at least.
+/// So many are looked through, one by one. Most leases remember fewer, there are many leases, and the smallest index has
+/// 32 slots.
 const FEW: usize = 8;
 
 /// A bounded memory of requests, in the order in which they took effect.
@@ -34,6 +34,7 @@ pub(crate) struct Recent<K: Key> {
     digest: Digest,
 }
 
+/// May differ from build to build: what is found depends on it in no way, only how soon.
 fn hash_of(key: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
@@ -104,14 +105,15 @@ impl<K: Key> Recent<K> {
     }
 
     fn find(&self, key: &K) -> Option<&(K, Remembered)> {
-        match &self.index {
-            None => self.kept.iter().find(|(known, _)| known == key),
-            Some(index) => self.find_by(index, hash_of(key), key),
-        }
+        self.find_by(key, || hash_of(key))
     }
 
-    fn find_by(&self, index: &K::Index, hash: u64, key: &K) -> Option<&(K, Remembered)> {
-        index.places(hash).find_map(|place| self.kept.get(place).filter(|(known, _)| known == key))
+    fn find_by(&self, key: &K, hash: impl FnOnce() -> u64) -> Option<&(K, Remembered)> {
+        let is_it = |(known, _): &&(K, Remembered)| known == key;
+        match &self.index {
+            None => self.kept.iter().find(is_it),
+            Some(index) => index.places(hash()).find_map(|place| self.kept.get(place).filter(is_it)),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -124,16 +126,12 @@ impl<K: Key> Recent<K> {
             self.forget_oldest();
         }
         let hash = hash_of(&key);
-        let known = match &self.index {
-            None => self.find(&key),
-            Some(index) => self.find_by(index, hash, &key),
-        };
-        assert!(known.is_none(), "a request had its effect twice");
+        assert!(self.find_by(&key, || hash).is_none(), "a request had its effect twice");
         self.digest.add(key.part(&remembered));
         if let Some(index) = &mut self.index {
             index.push(hash);
         } else if self.kept.len() == self.kept.capacity() {
-            // No more than is needed, as long as it is little.
+            // Exactly doubled from one on: left to itself it would begin with four.
             self.kept.reserve_exact(self.kept.len().max(1));
         }
         self.kept.push_back((key, remembered));

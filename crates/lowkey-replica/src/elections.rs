@@ -10,7 +10,7 @@
 //!
 //! Nothing of this decides who may win. Raft does.
 
-use crate::replica::mix;
+use crate::mix::mix;
 
 /// The shortest time without a leader, in ticks, after which a node stands for election; the longest is just below twice
 /// that.

@@ -29,7 +29,8 @@ use lowkey_core::{MemberId, mutants};
 use raft::eraftpb::ConfState;
 use raft::{INVALID_INDEX, StateRole};
 
-use crate::replica::{Replica, mix};
+use crate::mix::mix;
+use crate::replica::Replica;
 use crate::time::{MILLISECOND, Nanos};
 use crate::wire::{self, Mark};
 

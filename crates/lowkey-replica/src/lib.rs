@@ -23,6 +23,7 @@ mod input;
 mod lease_table;
 mod log_store;
 mod members;
+mod mix;
 mod mutants;
 mod output;
 mod proposals;
