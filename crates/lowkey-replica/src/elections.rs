@@ -35,6 +35,13 @@ pub(crate) fn ticks_in_line(member: u64, term: u64, leader: u64, voters: impl It
     ELECTION_TICKS + MARGIN_TICKS + (ELECTION_TICKS - MARGIN_TICKS) * ahead / contenders
 }
 
+/// The same for one that had better not lead, and would be in line at that time: later than most, in the same order.
+pub(crate) fn ticks_behind_the_line(ticks: usize) -> usize {
+    const FIRST: usize = ELECTION_TICKS + MARGIN_TICKS;
+    const LATE: usize = 2 * ELECTION_TICKS - 5;
+    LATE + ticks.saturating_sub(FIRST) * (2 * ELECTION_TICKS - LATE) / (2 * ELECTION_TICKS - FIRST)
+}
+
 /// The same for one that stood for election and got too few votes.
 pub(crate) fn ticks_after_split(member: u64, term: u64, seed: u64) -> usize {
     let drawn = mix(mix(seed, member), term);
@@ -66,6 +73,20 @@ mod tests {
             // A vote is over within a tick or two.
             let apart = if contenders.len() <= 2 { 6 } else { 2 };
             prop_assert!(ticks.windows(2).all(|pair| pair[1] - pair[0] >= apart), "{ticks:?}");
+        }
+    }
+
+    #[test]
+    fn who_had_better_not_lead_stands_later_and_not_too_late() {
+        for voters in 1..=7 {
+            let in_line: Vec<usize> =
+                (0..voters).map(|member| ticks_in_line(member, 3, raft::INVALID_ID, 0..voters)).collect();
+            for ticks in &in_line {
+                let late = ticks_behind_the_line(*ticks);
+                assert!(late < 2 * ELECTION_TICKS && late >= *ticks, "{ticks} becomes {late}");
+                let before = in_line.iter().filter(|other| **other < late).count();
+                assert!(before + 2 >= in_line.len(), "{late} in {in_line:?}");
+            }
         }
     }
 

@@ -32,6 +32,7 @@ mod quarantine;
 mod reads;
 mod recovery;
 mod replica;
+mod room;
 mod rounds;
 mod snapshots;
 mod status;
