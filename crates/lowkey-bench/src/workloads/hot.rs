@@ -1,6 +1,7 @@
 //! `hot`: everybody is after one lock, and waits for it.
 //!
-//! A hand-over is counted from when one holder sends its release until the next has its grant.
+//! A hand-over is counted from when one holder sends its release until the next has its grant, if that one waited for it:
+//! at a fixed rate there may be nobody.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,12 +41,14 @@ async fn take_turns(
     recorder: Arc<Recorder>,
 ) -> Result<Box<dyn LockClient>, Problem> {
     while let Some(due) = pace.turn().await {
+        let asked = Instant::now();
         let token = client.acquire(line.referee.lock(), WAIT).await?;
         let granted = Instant::now();
         line.referee.granted(token)?;
         recorder.took("acquire", due.elapsed());
+        // This one releases it at once.
         let released = line.released.lock().unwrap_or_else(PoisonError::into_inner).replace(granted);
-        if let Some(released) = released {
+        if let Some(released) = released.filter(|released| asked <= *released) {
             recorder.took("hand-over", granted - released);
         }
         line.referee.releasing();
