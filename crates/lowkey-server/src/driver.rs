@@ -106,11 +106,15 @@ pub(crate) struct Running {
     room: DiskRoom,
     /// Nothing was written since the last tick: a good time to tell the log that it is synced.
     idle: bool,
+    /// What was committed before this start happened to an earlier one, which told of it.
+    told_before: u64,
 }
 
 impl Running {
     pub(crate) fn new(mut driver: Driver) -> Self {
-        driver.links.follow(&driver.view.status());
+        let status = driver.view.status();
+        driver.links.follow(&status);
+        let told_before = status.committed;
         Self {
             next_tick: driver.clock.now().after(TICK_NANOS),
             driver,
@@ -122,6 +126,7 @@ impl Running {
             space_enough: true,
             room: DiskRoom::Ample,
             idle: false,
+            told_before,
         }
     }
 
@@ -410,7 +415,9 @@ impl Running {
                 Role::Candidate => tracing::info!(term = status.term, "this node looks for a leader"),
             }
         }
-        tell_of_members(&before, &status);
+        if before.applied >= self.told_before {
+            tell_of_members(&before, &status);
+        }
         tell_of_divergence(before.divergence, status.divergence);
         tell_of_quarantine(&before, &status);
         // Who is linked to depends on nothing else.

@@ -16,7 +16,8 @@
 //! - A request that panics is answered with INTERNAL and harms no other; a stream that panics after
 //!   its beginning ends, and harms no other.
 //! - Nothing here ends a call or a stream that waits. When its client goes away it is dropped, which
-//!   is how the node behind learns of it.
+//!   is how the node behind learns of it. (Over HTTP/1 that is not noticed while bytes that the client
+//!   sent behind its request are unread: who pipelines keeps its place in a queue until its wait is over.)
 
 pub mod grpc;
 pub mod http;
