@@ -38,6 +38,7 @@ macro_rules! scenarios {
 scenarios! {
     leader_paused_beyond_the_ttl_with_renewals_in_its_inbox
     leader_paused_beyond_the_ttl_and_deaf_when_it_wakes
+    leader_paused_and_asked_what_it_cannot_know
     leader_paused_between_confirmation_and_acknowledgement
     leader_paused_before_acknowledging_and_deaf
     a_step_that_reads_the_clock_stalls_and_drains_its_inbox

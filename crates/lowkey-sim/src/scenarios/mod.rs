@@ -64,6 +64,7 @@ const fn drifting(name: &'static str, play: fn(&mut Script) -> Check) -> Scenari
 pub const ALL: &[Scenario] = &[
     story("leader_paused_beyond_the_ttl_with_renewals_in_its_inbox", paused_leader::beyond_the_ttl),
     story("leader_paused_beyond_the_ttl_and_deaf_when_it_wakes", paused_leader::beyond_the_ttl_and_deaf),
+    story("leader_paused_and_asked_what_it_cannot_know", paused_leader::asked_what_it_cannot_know),
     story("leader_paused_between_confirmation_and_acknowledgement", paused_leader::before_acknowledging),
     story("leader_paused_before_acknowledging_and_deaf", paused_leader::before_acknowledging_and_deaf),
     story("a_step_that_reads_the_clock_stalls_and_drains_its_inbox", paused_leader::between_clock_and_inbox),

@@ -9,10 +9,10 @@
 //! Must be true: Ann is never told that she still holds while Bob does; whatever she is told, she does
 //! not believe; the resource refuses her token once it has seen Bob's.
 
-use lowkey_core::{LeaseId, Token};
-use lowkey_replica::{Failure, MessageType};
+use lowkey_core::{AcquireWith, LeaseId, Token};
+use lowkey_replica::{Failure, MessageType, Query, Request};
 
-use super::script::{ANN, Asked, BOB, N1, Script, ensure};
+use super::script::{ANN, Asked, BOB, N1, Script, ensure, lock, ttl};
 use crate::invariants::{Check, Violation};
 use crate::plan::{MILLISECOND, SECOND};
 
@@ -45,6 +45,28 @@ fn renewals_in_the_inbox(script: &mut Script, deaf: bool) -> Check {
     }
     bob_alone_holds(script, ann, bob)?;
     script.end(10)
+}
+
+/// Ann's lease has ended elsewhere while it slept. When it wakes it finds questions in its inbox to which it has an
+/// answer, and nothing tells it that this is of the past.
+pub(super) fn asked_what_it_cannot_know(script: &mut Script) -> Check {
+    let (lease, _) = script.take_lock(ANN, N1, 2)?;
+    let wakes_at = script.world.now + 5 * SECOND;
+    script.pause(N1, 5_000);
+    script.others(N1).into_iter().for_each(|peer| script.cut(peer, N1));
+    script.leader_other_than(N1, 2_000)?;
+    script.until("Ann's lease ends", 2_200, |script| script.is_gone(lease))?;
+    let attempt = script.acquire(BOB, AcquireWith::NewLease(ttl(2)));
+    let questions = [
+        script.ask(BOB, N1, attempt),
+        script.ask(BOB, N1, Request::Read(Query::Lock { lock: lock() })),
+        script.renew(ANN, N1, lease),
+    ];
+    script.advance_to(wakes_at + SECOND)?;
+    for asked in &questions {
+        expect_not_leader(script, asked)?;
+    }
+    script.end(2)
 }
 
 /// A quorum has confirmed the renewal; before the leader reads their answers it is paused.
@@ -117,10 +139,10 @@ fn bob_takes_over(script: &mut Script, lease: LeaseId, ann: Token) -> Result<Tok
     Ok(bob)
 }
 
-fn expect_not_leader(script: &Script, renewal: &Asked) -> Check {
-    let answers = script.answers(renewal);
+fn expect_not_leader(script: &Script, asked: &Asked) -> Check {
+    let answers = script.answers(asked);
     ensure(matches!(answers, [Err(Failure::NotLeader { .. })]), || {
-        format!("a renewal at a leader of the past was answered {answers:?}")
+        format!("a leader of the past answered {answers:?}")
     })
 }
 
