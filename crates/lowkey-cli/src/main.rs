@@ -15,7 +15,7 @@ mod server;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{bench, changes, completions, detached, dev, locks, member, recover, run, status};
@@ -83,6 +83,7 @@ fn main() -> ExitCode {
         let problem = format!("{flag} goes behind a command, as in: lowkey ls {flag}; try --help");
         return Failure::new(exit::USAGE, problem).report(as_json);
     }
+    let shape = shape_with_command(&args);
     match Cli::try_parse_from(with_default_command(args, server_flag_in_environment())) {
         Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
@@ -90,7 +91,30 @@ fn main() -> ExitCode {
             output::say(&error.to_string());
             ExitCode::from(exit::USAGE)
         }
-        Err(error) => Failure::new(exit::USAGE, one_line(&error)).report(as_json),
+        Err(error) => {
+            let advice = shape.filter(|_| is_out_of_place(&error)).unwrap_or("try --help");
+            Failure::new(exit::USAGE, format!("{}; {advice}", one_line(&error))).report(as_json)
+        }
+    }
+}
+
+/// Whether a word is missing, or stands where none belongs: no flag that is spelled wrong.
+fn is_out_of_place(error: &clap::Error) -> bool {
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument => true,
+        ErrorKind::UnknownArgument => error
+            .get(ContextKind::InvalidArg)
+            .is_some_and(|word| matches!(word, ContextValue::String(word) if !word.starts_with("--"))),
+        _ => false,
+    }
+}
+
+/// How the words are to stand, for a command that has another behind it.
+fn shape_with_command(args: &[OsString]) -> Option<&'static str> {
+    match args.get(1)?.to_str()? {
+        "run" => Some("the lock's name goes before --, as in: lowkey run NAME -- COMMAND"),
+        "elect" => Some("the election's name goes before --, as in: lowkey elect NAME -- COMMAND"),
+        _ => None,
     }
 }
 
@@ -154,7 +178,7 @@ fn one_line(error: &clap::Error) -> String {
         }
         said.push_str(line);
     }
-    said + "; try --help"
+    said
 }
 
 /// Puts `server` in front of flags that stand alone, and where the flags are all in the environment.
@@ -191,15 +215,15 @@ mod tests {
         };
         assert_eq!(
             problem(&["lowkey", "--max-leases", "many"]),
-            "invalid value 'many' for '--max-leases <N>': must be a whole number above 0; try --help"
+            "invalid value 'many' for '--max-leases <N>': must be a whole number above 0"
         );
         assert_eq!(
             problem(&["lowkey", "--bootstarp"]),
-            "unexpected argument '--bootstarp' found; tip: a similar argument exists: '--bootstrap'; try --help"
+            "unexpected argument '--bootstarp' found; tip: a similar argument exists: '--bootstrap'"
         );
         assert_eq!(
             problem(&["lowkey", "release", "deploy"]),
-            "the following required arguments were not provided: --lease <LEASE>, --token <TOKEN>; try --help"
+            "the following required arguments were not provided: --lease <LEASE>, --token <TOKEN>"
         );
     }
 

@@ -189,6 +189,20 @@ fn a_wrong_command_line_is_one_line_and_status_64() {
 }
 
 #[test]
+fn a_command_without_a_name_before_it_is_refused() {
+    let service = Service::at("http://127.0.0.1:1");
+    for words in [&["--try", "--", "nice", "true"][..], &["nice", "true"], &["sh", "-c", "true"], &["nice"]] {
+        for command in ["run", "elect"] {
+            let words: Vec<&str> = [command].iter().chain(words).copied().collect();
+            let done = service.run(&words);
+            assert!(done.complaint(64).contains(&format!("lowkey {command} NAME -- COMMAND")), "{done:?}");
+        }
+    }
+    assert!(service.ok(&["run", "--help"]).contains("<NAME> -- <COMMAND>..."));
+    assert!(!service.run(&["run", "a", "--wiat", "3s", "--", "true"]).complaint(64).contains("NAME"));
+}
+
+#[test]
 fn no_service_is_one_line_and_status_69_after_the_time_that_was_given() {
     let nowhere = Service::at(format!("http://127.0.0.1:{}", Ports::free().grpc));
     for words in [

@@ -56,7 +56,8 @@ struct CommandArgs {
     service: ServiceArgs,
 
     /// What to run, without a shell
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", help_heading = None)]
+    // Behind `--` and nowhere else: if NAME is forgotten, the first word of the command must not become it.
+    #[arg(required = true, last = true, value_name = "COMMAND", help_heading = None)]
     command: Vec<OsString>,
 }
 
