@@ -222,7 +222,7 @@ impl Client {
         loop {
             let page = self
                 .inner
-                .unary(&request, |mut client, request| async move { client.list_locks(request).await });
+                .read(&request, |mut client, request| async move { client.list_locks(request).await });
             let page = page.await?;
             watch_from.get_or_insert(page.watch_from);
             locks.extend(page.locks);
@@ -250,7 +250,7 @@ impl Client {
     ) -> Result<CheckTokenResponse, Error> {
         let request = CheckTokenRequest { lock_name: name.into(), fencing_token };
         self.inner
-            .unary(&request, |mut client, request| async move { client.check_token(request).await })
+            .read(&request, |mut client, request| async move { client.check_token(request).await })
             .await
     }
 
@@ -258,7 +258,7 @@ impl Client {
     pub async fn status(&self) -> Result<GetStatusResponse, Error> {
         let ask =
             |mut client: LockServiceClient<Channel>, request| async move { client.get_status(request).await };
-        self.inner.unary(&GetStatusRequest {}, ask).await
+        self.inner.read(&GetStatusRequest {}, ask).await
     }
 
     /// Watches one lock. Events come in order, without gaps or repeats, also across reconnects.
@@ -317,8 +317,8 @@ impl Inner {
         })
     }
 
-    /// Makes a single call that may be repeated without harm, until it succeeds or its time is up.
-    pub(crate) async fn unary<Q, R, F>(
+    /// Makes a single call that changes nothing, until it succeeds or its time is up.
+    pub(crate) async fn read<Q, R, F>(
         &self,
         request: &Q,
         ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
@@ -327,17 +327,57 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
+        self.unary(request, ask).await.map_err(|(error, _)| error)
+    }
+
+    /// Makes a single call that changes something and may be repeated without harm, until it succeeds or its time
+    /// is up.
+    pub(crate) async fn change<Q, R, F>(
+        &self,
+        request: &Q,
+        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
+        self.unary(request, ask).await.map_err(|(error, unanswered)| {
+            if unanswered && error.is_retryable() { error.of_one_copy() } else { error }
+        })
+    }
+
+    /// An error comes with whether a copy of the call was left without a clear answer.
+    async fn unary<Q, R, F>(
+        &self,
+        request: &Q,
+        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
+    ) -> Result<R, (Error, bool)>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
         let deadline = Instant::now() + self.call_timeout;
         let mut backoff = Backoff::new();
+        let (mut refused, mut unanswered) = (None, false);
         loop {
-            let client = LockServiceClient::new(self.channel(deadline).await?);
-            let error = match tokio::time::timeout_at(deadline, ask(client, request.clone())).await {
+            let channel = self.channel(deadline).await.map_err(|error| (error, unanswered))?;
+            let attempt = ask(LockServiceClient::new(channel), request.clone());
+            let error = match tokio::time::timeout_at(deadline, attempt).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => from_status(&status),
                 Err(_) => Error::unavailable("no answer in time", false),
             };
-            if !error.is_retryable() || Instant::now() >= deadline {
-                return Err(error);
+            unanswered |= error.reason().is_none() || error.outcome_unknown();
+            if !error.is_retryable() {
+                return Err((error, unanswered));
+            }
+            if Instant::now() >= deadline {
+                // What a node said says more than that there was no time for it to say so again.
+                let last_word = if error.reason().is_some() { None } else { refused };
+                return Err((last_word.unwrap_or(error), unanswered));
+            }
+            if error.reason().is_some() {
+                refused = Some(error);
             }
             sleep(backoff.pause()).await;
         }

@@ -58,6 +58,9 @@ pub enum ErrorKind {
         problem: String,
         /// The request was sent at least once, and may have been carried out.
         sent: bool,
+        /// Why a node refused, if that was the last word. Of another copy of the request nothing is known:
+        /// otherwise this would be [`ErrorKind::Refused`].
+        refusal: Option<Reason>,
     },
     /// An endpoint belongs to another cluster than the one that this client began with.
     WrongCluster {
@@ -191,7 +194,24 @@ impl Error {
     }
 
     pub(crate) fn unavailable(problem: impl Into<String>, sent: bool) -> Self {
-        Self::new(ErrorKind::Unavailable { problem: problem.into(), sent })
+        Self::new(ErrorKind::Unavailable { problem: problem.into(), sent, refusal: None })
+    }
+
+    /// The same for a call of which another copy may have been carried out, whatever became of this one.
+    pub(crate) fn of_one_copy(self) -> Self {
+        if self.outcome_unknown() {
+            return self;
+        }
+        let (problem, refusal) = match self.kind {
+            ErrorKind::Unavailable { problem, refusal, .. } => (problem, refusal),
+            // What it says of itself is not so of the other.
+            ErrorKind::Refused(error) => {
+                (error.message.replace("; nothing was done", ""), Some(error.reason))
+            }
+            _ => (self.to_string(), self.reason()),
+        };
+        let kind = ErrorKind::Unavailable { problem, sent: true, refusal };
+        Self { kind, in_doubt: self.in_doubt }
     }
 }
 
@@ -214,10 +234,13 @@ impl fmt::Display for Error {
             ErrorKind::WaitTimeout(None) => f.write_str("the time to wait is over"),
             ErrorKind::SessionLost(cause) => write!(f, "the session is lost: {cause}"),
             ErrorKind::Refused(error) => f.write_str(&error.message),
-            ErrorKind::Unavailable { problem, sent: false } => {
+            ErrorKind::Unavailable { problem, sent: false, .. } => {
                 write!(f, "the service does not answer, nothing was done: {problem}")
             }
-            ErrorKind::Unavailable { problem, sent: true } => {
+            ErrorKind::Unavailable { problem, sent: true, refusal: Some(_) } => {
+                write!(f, "{problem}; the request may have been carried out all the same")
+            }
+            ErrorKind::Unavailable { problem, sent: true, refusal: None } => {
                 write!(f, "the service does not answer, and it may have been done: {problem}")
             }
             ErrorKind::WrongCluster { endpoint, expected, found } => write!(

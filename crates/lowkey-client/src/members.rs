@@ -55,7 +55,7 @@ impl Client {
         // To expect a node twice is to expect it once.
         let added = self
             .inner
-            .unary(&request, |mut client, request| async move { client.add_peer(request).await })
+            .change(&request, |mut client, request| async move { client.add_peer(request).await })
             .await?;
         Ok(added.member_id)
     }
@@ -90,7 +90,7 @@ impl Client {
         let attempts = AtomicUsize::new(0);
         let removed = self
             .inner
-            .unary(&request, |mut client, request| {
+            .change(&request, |mut client, request| {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 async move { client.remove_peer(request).await }
             })
@@ -125,7 +125,7 @@ impl Client {
         let request = TransferLeaderRequest { node_id: name.into(), request_id: random::request_id() };
         // Whoever leads already is given nothing.
         self.inner
-            .unary(&request, |mut client, request| async move { client.transfer_leader(request).await })
+            .change(&request, |mut client, request| async move { client.transfer_leader(request).await })
             .await
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cli::{Running, Service, lowkey};
-use crate::harness::{Node, Ports, eventually};
+use crate::harness::{Cluster, Node, Ports, eventually};
 
 fn one_node() -> (TempDir, Node, Service) {
     let folder = tempfile::tempdir().unwrap();
@@ -224,6 +224,46 @@ fn no_service_is_one_line_and_status_69_after_the_time_that_was_given() {
             started.elapsed()
         );
     }
+}
+
+#[test]
+fn without_a_majority_every_command_says_so_and_does_not_contradict_itself() {
+    let mut cluster = Cluster::start(3);
+    let service = Service::of_cluster(&cluster);
+    service.ok(&["acquire", "a", "--ttl", "600s"]);
+    cluster.nodes[0].kill();
+    cluster.nodes[1].kill();
+    std::thread::scope(|scope| {
+        for words in [
+            &["run", "z", "--try", "--", "true"][..],
+            &["release", "a", "--lease", "1", "--token", "1"],
+            &["renew", "--lease", "1"],
+            &["acquire", "z", "--ttl", "5s"],
+            &["ls"],
+            &["get", "a"],
+            &["member", "remove", "n1"],
+        ] {
+            let service = &service;
+            scope.spawn(move || {
+                let at = if words[0] == "member" { 2 } else { 1 };
+                let mut words = words.to_vec();
+                words.splice(at..at, ["--connect-timeout", "4s"]);
+                let done = service.run(&words);
+                let line = done.complaint(69);
+                assert!(line.contains("no leader is known: an election is under way"), "{words:?}: {line}");
+                assert!(
+                    line.ends_with("a majority of its nodes; look at `lowkey status`"),
+                    "{words:?}: {line}"
+                );
+                let claims = ["nothing was done", "may have been carried out"];
+                assert!(
+                    claims.iter().filter(|claim| line.contains(**claim)).count() < 2,
+                    "{words:?}: {line}"
+                );
+                assert!(!line.contains("does not answer"), "{words:?}: {line}");
+            });
+        }
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use lowkey_api::v1::session_call::Call;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::random::Backoff;
 
 /// Longer than any call waits.
@@ -86,13 +86,7 @@ impl Waiting {
         match self.problem.take() {
             None => Error::unavailable("no answer in time", self.in_doubt),
             // The last word was that nothing was done; of an earlier copy nobody knows.
-            Some(problem) if self.in_doubt && !problem.outcome_unknown() => {
-                let problem = match problem.kind() {
-                    ErrorKind::Unavailable { problem, .. } => problem.clone(),
-                    _ => problem.to_string(),
-                };
-                Error::unavailable(problem, true)
-            }
+            Some(problem) if self.in_doubt => problem.of_one_copy(),
             Some(problem) => problem,
         }
     }
@@ -329,9 +323,10 @@ mod tests {
         let refused = Error::unavailable("connection refused", false);
         let told = told_after_a_lost_copy(|pending, _| pending.note_problem(&refused));
         assert!(told.outcome_unknown() && told.to_string().contains("refused"), "{told}");
-        let no_leader = ApiError::new(Reason::NoLeader, "no leader");
+        let no_leader = ApiError::new(Reason::NoLeader, "no leader; nothing was done");
         let told = told_after_a_lost_copy(|pending, now| assert!(pending.retry(1, &no_leader, now)));
-        assert!(told.outcome_unknown() && told.to_string().contains("no leader"), "{told}");
+        assert!(told.outcome_unknown(), "{told}");
+        assert_eq!(told.to_string(), "no leader; the request may have been carried out all the same");
         // A clear answer is one; only whoever cleans up behind it needs to know.
         let held = ApiError::new(Reason::AlreadyHeld, "held");
         let told = told_after_a_lost_copy(|pending, _| _ = pending.answer(1, Err(held.into())));
