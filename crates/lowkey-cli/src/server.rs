@@ -125,7 +125,7 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
     runtime.shutdown_background();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error @ (StartError::Flag { .. } | StartError::NothingToDo)) => {
+        Err(error @ (StartError::Flag { .. } | StartError::NothingToDo { .. })) => {
             complain(&error.to_string(), EXIT_USAGE)
         }
         Err(error) => complain(&error.to_string(), EXIT_FAILED),

@@ -1,9 +1,9 @@
 //! Why a node could not start, in one line for the person who started it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use lowkey_core::Invalid;
+use lowkey_core::{Invalid, NodeName};
 use lowkey_replica::RecoverError;
 use lowkey_wal::{SealedError, WalError};
 
@@ -33,6 +33,15 @@ pub enum StartError {
         /// Its name.
         file: &'static str,
     },
+    /// What is in the data directory could not be used.
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The node's name, if that can still be read.
+        node_name: Option<String>,
+        /// Why not.
+        problem: Box<StartError>,
+    },
     /// The log could not be used.
     Log(WalError),
     /// A sealed file could not be used.
@@ -47,7 +56,10 @@ pub enum StartError {
         problem: String,
     },
     /// The directory is empty, and nothing says what to do with it.
-    NothingToDo,
+    NothingToDo {
+        /// The directory.
+        path: PathBuf,
+    },
     /// No member of a cluster could be joined.
     Join {
         /// What the last attempt said.
@@ -60,6 +72,34 @@ pub enum StartError {
     },
     /// The replica ended by itself.
     Replica(String),
+}
+
+impl StartError {
+    /// The same, of what is in a directory.
+    pub(crate) fn in_directory(self, path: &Path, node_name: Option<&NodeName>) -> Self {
+        let node_name = node_name.map(ToString::to_string);
+        Self::Directory { path: path.to_owned(), node_name, problem: Box::new(self) }
+    }
+
+    /// Whether something is gone from a node's disk, so that it can never come back as who it was.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Self::Directory { problem, .. } => problem.is_loss(),
+            Self::Log(error) => error.is_loss(),
+            Self::Sealed(error) => error.is_loss(),
+            Self::IdentityLost { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// What to do about a node that has lost something. It counts in the majority until it is removed.
+fn replace(node_name: Option<&str>) -> String {
+    format!(
+        "replace this node: `lowkey member remove {}` at the others, then start it with an empty data directory and \
+         --join, so that it comes back as a new one",
+        node_name.unwrap_or("NAME")
+    )
 }
 
 impl std::fmt::Display for StartError {
@@ -75,19 +115,25 @@ impl std::fmt::Display for StartError {
             Self::IdentityLost { path } => write!(
                 f,
                 "the data directory {} holds a log but no longer its `node` file, so this node cannot prove who \
-                 it is; start with an empty data directory and --join, so that it comes back as a new node",
-                path.display()
+                 it is; {}",
+                path.display(),
+                replace(None)
             ),
-            Self::NodeFile { file } => write!(
-                f,
-                "the file `{file}` in the data directory is not understood; it may be from a newer version"
-            ),
+            Self::NodeFile { file } => {
+                write!(f, "the file `{file}` is not understood; it may be from a newer version")
+            }
+            Self::Directory { path, node_name, problem } => {
+                write!(f, "the data directory {}: {problem}", path.display())?;
+                if problem.is_loss() { write!(f, "; {}", replace(node_name.as_deref())) } else { Ok(()) }
+            }
             Self::Log(error) => error.fmt(f),
             Self::Sealed(error) => error.fmt(f),
-            Self::Recover(error) => write!(f, "the data directory cannot be used: {error}"),
+            Self::Recover(error) => write!(f, "log and snapshot cannot be used: {error}"),
             Self::Flag { flag, problem } => write!(f, "{flag}: {problem}"),
-            Self::NothingToDo => f.write_str(
-                "the data directory is empty: use --bootstrap to found a cluster, or --join HOST:PORT to join one",
+            Self::NothingToDo { path } => write!(
+                f,
+                "the data directory {} is empty: use --bootstrap to found a cluster, or --join HOST:PORT to join one",
+                path.display()
             ),
             Self::Join { problem } | Self::NotRecovered { problem } => f.write_str(problem),
             Self::Replica(problem) => f.write_str(problem),
@@ -99,6 +145,7 @@ impl std::error::Error for StartError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io { source, .. } => Some(source),
+            Self::Directory { problem, .. } => Some(problem),
             Self::Log(error) => Some(error),
             Self::Sealed(error) => Some(error),
             Self::Recover(error) => Some(error),

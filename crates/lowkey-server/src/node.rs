@@ -117,7 +117,7 @@ async fn start_in(
     let info = describe(&config, &ports, &directory)?;
     let how = settle_membership(&config, &mut directory, &info).await?;
     let Some((cluster, member)) = directory.node.membership else {
-        return Err(StartError::NothingToDo);
+        return Err(StartError::NothingToDo { path: directory.path });
     };
     run(config, ports, directory, info, (cluster, member), how)
 }
@@ -179,7 +179,7 @@ async fn settle_membership(
         return Ok("came back");
     }
     if !config.bootstrap && config.join.is_empty() {
-        return Err(StartError::NothingToDo);
+        return Err(StartError::NothingToDo { path: directory.path.clone() });
     }
     directory.keep_identity()?;
     if config.bootstrap && !join::any_has_cluster(&config.join).await? {
@@ -208,7 +208,8 @@ fn run(
         leases_max: config.leases_max,
         ..lowkey_replica::Config::new(GROUP, member, seed)
     };
-    let replica = Replica::recover(replica_config, cluster, opened.found)?;
+    let replica =
+        Replica::recover(replica_config, cluster, opened.found).map_err(|error| directory.unusable(error))?;
     let hello = Arc::new(Hello {
         cluster,
         own: member,

@@ -104,7 +104,7 @@ pub fn inspect(path: &Path) -> Result<Inspected, StartError> {
         return Ok(Inspected::Unfinished(Unfinished { path: path.to_owned(), lock }));
     }
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(path).map_err(io_error("cannot open", path))?);
-    let Some(node) = NodeFile::read(&*disk)? else {
+    let Some(node) = NodeFile::read(&*disk).map_err(|error| error.in_directory(path, None))? else {
         return Err(match lowkey_wal::Wal::exists(&*disk).map_err(io_error("cannot list", path))? {
             true => StartError::IdentityLost { path: path.to_owned() },
             false => refused(format!(
@@ -119,7 +119,9 @@ pub fn inspect(path: &Path) -> Result<Inspected, StartError> {
             node.name
         )));
     };
-    let survivor = Survivor::read(cluster, member, &storage::read(&disk, node.identity)?)?;
+    let survivor = storage::read(&disk, node.identity)
+        .and_then(|found| Ok(Survivor::read(cluster, member, &found)?))
+        .map_err(|error| error.in_directory(path, Some(&node.name)))?;
     let state = survivor.state();
     let Some(info) = state.member(member).cloned() else {
         return Err(refused(format!(

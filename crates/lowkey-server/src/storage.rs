@@ -130,7 +130,7 @@ impl DataDirectory {
             );
         }
         let disk: Arc<dyn Disk> = Arc::new(disk);
-        let node = match NodeFile::read(&*disk)? {
+        let node = match NodeFile::read(&*disk).map_err(|error| error.in_directory(path, None))? {
             Some(node) => node,
             None => Self::new_node(path, &*disk, wished_name)?,
         };
@@ -227,6 +227,15 @@ impl DataDirectory {
     /// Finds the newest snapshot and opens the log: in this order, since opening the log puts it in
     /// order, and a directory that is refused is left as it was found.
     pub(crate) fn open_log(&self) -> Result<Opened, StartError> {
+        self.read_log().map_err(|error| self.unusable(error))
+    }
+
+    /// Why what is in this directory cannot be used.
+    pub(crate) fn unusable(&self, problem: impl Into<StartError>) -> StartError {
+        problem.into().in_directory(&self.path, Some(&self.node.name))
+    }
+
+    fn read_log(&self) -> Result<Opened, StartError> {
         let snapshot = snapshots::load_newest(&*self.disk)?.map(|(_, payload)| payload);
         let (wal, recovered) = Wal::open(Arc::clone(&self.disk), self.node.identity.0, Options::default())?;
         if let Some(cut) = &recovered.cut {

@@ -96,6 +96,11 @@ impl WalError {
         if is_full(&source) { WalError::Full } else { WalError::io(doing, file, source) }
     }
 
+    /// Whether something is gone that was on disk: no other start, nor another version, finds it there again.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, WalError::Missing | WalError::MissingSegment { .. } | WalError::Corrupt { .. })
+    }
+
     pub(crate) fn corrupt(file: &str, offset: u64, what: impl Into<String>) -> WalError {
         WalError::Corrupt { file: file.to_string(), offset, what: what.into() }
     }
@@ -118,11 +123,7 @@ impl From<SealedError> for WalError {
 impl fmt::Display for WalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WalError::Missing => write!(
-                f,
-                "there is no log in the data directory: if this node had one it is lost; start it with an \
-                 empty data directory and --join, so that it comes back as a new one"
-            ),
+            WalError::Missing => write!(f, "there is no log: if this node had one it is lost"),
             WalError::Exists { file } => write!(
                 f,
                 "{file} is there already: a new log is founded only in a directory without one; start without \
@@ -130,13 +131,12 @@ impl fmt::Display for WalError {
             ),
             WalError::MissingSegment { file } => write!(
                 f,
-                "log segment {file} is missing: records that were synced are gone; bring the file back, or \
-                 start this node with an empty data directory and --join, so that it comes back as a new one"
+                "log segment {file} is missing: records that were synced are gone; bring the file back if somebody \
+                 moved it"
             ),
             WalError::Corrupt { file, offset, what } => write!(
                 f,
-                "{file} is damaged at offset {offset}: {what}; this was on disk and may not be skipped: start \
-                 this node with an empty data directory and --join, so that it comes back as a new one"
+                "{file} is damaged at offset {offset}: {what}; this was on disk and may not be skipped"
             ),
             WalError::Foreign { file, offset, found } => {
                 write!(f, "{file} belongs to another node (identity ")?;

@@ -65,6 +65,11 @@ pub enum SealedError {
 }
 
 impl SealedError {
+    /// Whether something is gone that was on disk: no other start, nor another version, finds it there again.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, SealedError::Corrupt { .. })
+    }
+
     pub(crate) fn io(doing: &'static str, file: &str, source: io::Error) -> SealedError {
         let file = file.to_string();
         if is_full(&source) {
@@ -77,11 +82,9 @@ impl SealedError {
 impl fmt::Display for SealedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SealedError::Corrupt { file, offset, what } => write!(
-                f,
-                "{file} is damaged at offset {offset}: {what}; start this node with an empty data \
-                 directory and --join, so that it comes back as a new one"
-            ),
+            SealedError::Corrupt { file, offset, what } => {
+                write!(f, "{file} is damaged at offset {offset}: {what}")
+            }
             SealedError::WrongKind { file, expected, found } => write!(
                 f,
                 "{file} is of kind {:?}, not {:?}: files were mixed up; put back the right one",

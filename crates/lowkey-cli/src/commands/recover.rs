@@ -72,6 +72,10 @@ fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What is left to whoever cannot recover a directory.
+const ANOTHER: &str =
+    "this one cannot be recovered: take the data directory of another survivor, if there is one";
+
 fn failed(error: StartError) -> Failure {
     let line = match error {
         StartError::InUse { path } => format!(
@@ -79,6 +83,13 @@ fn failed(error: StartError) -> Failure {
              that runs may still find its majority",
             path.display()
         ),
+        StartError::IdentityLost { path } => format!(
+            "the data directory {} no longer has its `node` file, and cannot prove whose it is; {ANOTHER}",
+            path.display()
+        ),
+        StartError::Directory { path, problem, .. } if problem.is_loss() => {
+            format!("the data directory {}: {problem}; {ANOTHER}", path.display())
+        }
         other => other.to_string(),
     };
     Failure::new(exit::NO, line)

@@ -86,6 +86,8 @@ fn change_each_byte_of_the_snapshot(node: &Node) -> (usize, usize) {
         let ended = refused(node);
         let line = ended.only_line();
         assert!(line.contains(&newest) && line.contains("offset"), "changed at {at}: {line}");
+        assert!(line.contains(node.data_dir.to_str().unwrap()), "{line}");
+        assert!(line.contains(&format!("`lowkey member remove {}`", node.name)), "{line}");
     }
     (changed, whole.len())
 }
@@ -120,7 +122,7 @@ fn a_follower_whose_files_are_damaged_is_refused_then_replaced() {
     );
     assert_eq!(cluster.nodes[leader].log_position().0, term, "the others did not mind");
 
-    // What the line advises: an empty directory, and to come back as a new node.
+    // What the line advises: removed, then an empty directory, and to come back as a new node.
     let service = Service::of(&cluster.nodes);
     let replacing = Instant::now();
     service.ok(&["member", "remove", &node.name]);

@@ -267,7 +267,8 @@ fn what_cannot_or_need_not_be_recovered_is_left_alone() {
         std::fs::write(damaged.join(name), bytes).unwrap();
         let before = files(&damaged);
         let line = refused(&run(&damaged, &[YES]));
-        assert!(line.contains(name.to_str().unwrap()), "{line}");
+        assert!(line.contains(name.to_str().unwrap()) && line.contains(damaged.to_str().unwrap()), "{line}");
+        assert!(line.contains("another survivor") && !line.contains("--join"), "{line}");
         assert!(files(&damaged) == before, "{name:?} is left as it was");
         std::fs::remove_dir_all(&damaged).unwrap();
     }
