@@ -10,8 +10,6 @@
 mod printed;
 mod terminal;
 
-use std::time::Duration;
-
 use lowkey_client::Client;
 use serde_json::Value;
 
@@ -245,6 +243,10 @@ async fn from_rust(endpoint: &str) -> Result<Client, Box<dyn std::error::Error>>
         assert_eq!(token, 1);
     }
     // As printed:
+    use std::time::Duration;
+
+    use lowkey_client::Client;
+
     let client = Client::connect([endpoint]).await?;
     let session = client.session(Duration::from_secs(10)).await?;
 
