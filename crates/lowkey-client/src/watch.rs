@@ -153,9 +153,8 @@ impl Watching {
         };
         let event = read(stream.message()).await?;
         self.backoff = Backoff::new();
-        let ordinal = if event.r#type() == EventType::Heartbeat { u32::MAX } else { event.ordinal };
         self.request.from = 0;
-        self.request.after = Position { revision: event.revision, ordinal }.to_string();
+        self.request.after = Position { revision: event.revision, ordinal: event.ordinal }.to_string();
         match event.r#type() {
             EventType::Heartbeat => Ok(None),
             EventType::End => Err(Error::unavailable(event.end_reason, false)),

@@ -32,7 +32,7 @@ const ACQUIRED: &str = concat!(
 const HEARTBEAT: &str = concat!(
     "event: heartbeat\n",
     "id: 50\n",
-    r#"data: {"type":"HEARTBEAT","name":"","owner":"","fencingToken":"0","revision":"50","ordinal":0,"#,
+    r#"data: {"type":"HEARTBEAT","name":"","owner":"","fencingToken":"0","revision":"50","ordinal":4294967295,"#,
     r#""leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":true,"endReason":""}"#,
     "\n\n",
 );
@@ -73,7 +73,7 @@ async fn a_watch_answers_at_once_and_then_tells_each_event_in_a_chunk_of_its_own
     let sender = edge.node.watch_sender();
     sender.send(Ok(acquired())).unwrap();
     assert_eq!(source.chunk().await, ACQUIRED);
-    sender.send(Ok(event(EventType::Heartbeat, 50, 0))).unwrap();
+    sender.send(Ok(event(EventType::Heartbeat, 50, u32::MAX))).unwrap();
     assert_eq!(source.chunk().await, HEARTBEAT);
     // Two at once are two events.
     sender.send(Ok(acquired())).unwrap();
@@ -216,7 +216,7 @@ async fn grpc_streams_tell_where_they_begin_then_events_then_why_they_end() {
     assert_eq!(response.metadata().get("lowkey-cluster").unwrap(), CLUSTER_ID);
     let mut events = response.into_inner();
     let sender = edge.node.watch_sender();
-    for told in [acquired(), event(EventType::Heartbeat, 50, 0), event(EventType::End, 50, 1)] {
+    for told in [acquired(), event(EventType::Heartbeat, 50, u32::MAX), event(EventType::End, 50, 1)] {
         sender.send(Ok(told.clone())).unwrap();
         assert_eq!(soon(events.message()).await.unwrap(), Some(told));
     }

@@ -118,10 +118,10 @@ impl<T: Event> Stream for Frames<T> {
 /// One event.
 fn frame(event: &impl Event) -> Result<Bytes, ApiError> {
     let position = event.position();
-    let (kind, position) = match event.kind() {
-        EventType::Heartbeat => ("event: heartbeat\n", Position::whole(position.revision)),
-        EventType::End => ("event: end\n", position),
-        _ => ("", position),
+    let kind = match event.kind() {
+        EventType::Heartbeat => "event: heartbeat\n",
+        EventType::End => "event: end\n",
+        _ => "",
     };
     let mut frame = Vec::with_capacity(FRAME_BYTES);
     let _ = writeln!(frame, "{kind}id: {position}"); // memory always takes it
@@ -170,7 +170,9 @@ mod tests {
     #[test]
     fn every_kind_of_event_has_its_head() {
         assert_eq!(head(&watch_event(EventType::Acquired, 12, 3)), "id: 12.3\n");
-        assert_eq!(head(&watch_event(EventType::Heartbeat, 15, 0)), "event: heartbeat\nid: 15\n");
+        assert_eq!(head(&watch_event(EventType::Heartbeat, 15, u32::MAX)), "event: heartbeat\nid: 15\n");
+        // Between two changes of a revision: whoever goes on after it is still to be told the second.
+        assert_eq!(head(&watch_event(EventType::Heartbeat, 15, 0)), "event: heartbeat\nid: 15.0\n");
         assert_eq!(head(&watch_event(EventType::End, 15, 1)), "event: end\nid: 15.1\n");
         assert_eq!(head(&watch_event(EventType::End, 15, u32::MAX)), "event: end\nid: 15\n");
         let elected = ObserveEvent { r#type: EventType::Acquired.into(), revision: 7, ..Default::default() };
