@@ -27,8 +27,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use lowkey_client::{Client, Error};
-use tokio::time::{Instant, sleep, sleep_until};
+use lowkey_client::{Client, Error, Reason};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::duration::{parse_duration, parse_wait};
 use crate::exit::{self, Failure};
@@ -137,10 +137,7 @@ impl ServiceArgs {
         tokio::select! {
             biased;
             outcome = waiting => outcome,
-            () = too_late => Err(Failure::new(
-                exit::TIMED_OUT,
-                "the time to wait is over, and the service has not said who holds the lock; look at `lowkey status`",
-            )),
+            () = too_late => Err(waited_in_vain(client).await),
             failure = self.away(client, lock) => Err(failure),
         }
     }
@@ -185,6 +182,24 @@ impl ServiceArgs {
             Err(failure) => failure.report(self.json),
         }
     }
+}
+
+/// The time to wait is over, and the service has not said so by itself: nobody may hold the lock at all.
+async fn waited_in_vain(client: &Client) -> Failure {
+    let status = timeout(WAIT_SLACK, client.status()).await;
+    let recovering_seconds = status.ok().and_then(Result::ok).map_or(0, |status| status.recovering_seconds);
+    let (why, reason) = match recovering_seconds {
+        0 => ("the service has not said who holds the lock".to_owned(), None),
+        seconds => (
+            format!(
+                "the cluster was recovered after it lost its quorum, and grants no lock for {seconds} s more at most \
+                 (RECOVERING)"
+            ),
+            Some(Reason::Recovering),
+        ),
+    };
+    let line = format!("the time to wait is over, and {why}; look at `lowkey status`");
+    Failure { reason, ..Failure::new(exit::TIMED_OUT, line) }
 }
 
 /// Whoever reads the output may stop reading: that is no failure.

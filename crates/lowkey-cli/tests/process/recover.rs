@@ -223,6 +223,13 @@ fn nothing_is_granted_after_a_recovery_until_old_holders_cannot_believe() {
     assert!(ready.0 == 200 && ready.1.contains("recovering: no lock is granted for"), "{ready:?}");
     assert!(survivor.log_text().contains("this cluster was recovered after it lost its quorum"));
     let service = Service::of(std::slice::from_ref(&survivor));
+    for words in [
+        &["acquire", "a", "--ttl", "5s", "--wait", "300ms"][..],
+        &["run", "a", "--wait", "300ms", "--", "true"],
+    ] {
+        let waited = service.run(words);
+        assert!(waited.complaint(124).contains("(RECOVERING)"), "{waited:?}");
+    }
     assert!(service.ok(&["status"]).contains("recovering\tno lock is granted for"));
 
     // A node that joins knows it too, and a restart does not end it.
