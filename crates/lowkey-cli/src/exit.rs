@@ -54,7 +54,7 @@ impl Failure {
                 (TIMED_OUT, "wait for longer with --wait, or look at `lowkey get`".into())
             }
             ErrorKind::SessionLost(_) => (LOST, "somebody else may hold the lock now".into()),
-            ErrorKind::Unavailable { refusal: Some(reason), .. } => of_reason(*reason),
+            ErrorKind::Unavailable { sent: true, refusal: Some(reason), .. } => of_reason(*reason),
             ErrorKind::Unavailable { .. } => (
                 NO_SERVICE,
                 format!(

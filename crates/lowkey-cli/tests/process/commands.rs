@@ -227,6 +227,23 @@ fn no_service_is_one_line_and_status_69_after_the_time_that_was_given() {
 }
 
 #[test]
+fn a_port_that_is_not_for_grpc_is_told_at_once_and_with_others_beside_it_only_when_time_is_up() {
+    let (_folder, node, _) = one_node();
+    let http = format!("http://127.0.0.1:{}", node.ports.http);
+    let started = Instant::now();
+    let done = Service::at(&http).run(&["ls", "--connect-timeout", "60s"]);
+    let line = done.complaint(64);
+    assert!(
+        line.contains(&http) && line.contains(&format!("gRPC is served at 127.0.0.1:{}", node.ports.grpc)),
+        "{line}"
+    );
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+    // The other one may yet come.
+    let nowhere = format!("http://127.0.0.1:{}", Ports::free().grpc);
+    Service::at(format!("{http},{nowhere}")).run(&["ls", "--connect-timeout", "1s"]).complaint(69);
+}
+
+#[test]
 fn without_a_majority_every_command_says_so_and_does_not_contradict_itself() {
     let mut cluster = Cluster::start(3);
     let service = Service::of_cluster(&cluster);

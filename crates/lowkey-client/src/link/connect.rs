@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::stream::{BoxStream, FuturesUnordered, StreamExt as _};
+use lowkey_api::Reason;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{GetStatusRequest, GetStatusResponse, SessionAnswer, SessionCall};
 use tokio::sync::mpsc;
@@ -86,6 +87,7 @@ impl Directory {
             let mut problem = Error::unavailable("no endpoint was given", false);
             // A node that knows no leader may be cut off from the others: it is better than none.
             let mut spare = None;
+            let (asked, mut wrong_ports) = (endpoints.len(), Vec::new());
             let mut attempts = FuturesUnordered::new();
             let mut endpoints = endpoints.iter();
             loop {
@@ -104,7 +106,12 @@ impl Directory {
                     Some((_, Ok(connected))) => spare = spare.or(Some(connected)),
                     Some((endpoint, Err(error))) => {
                         tracing::debug!(endpoint, %error, "no connection");
+                        wrong_ports.extend(wrong_port(&error).map(str::to_owned));
                         problem = worse(problem, error);
+                    }
+                    // Time does not make other ports of them. Those of a cluster that was met before may.
+                    None if asked > 0 && wrong_ports.len() == asked && cluster_id.is_none() => {
+                        return Err(Error::invalid(wrong_ports.join("; ")));
                     }
                     None => return spare.ok_or(problem),
                 }
@@ -136,7 +143,7 @@ impl Directory {
         let (endpoint, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
         let client = LockServiceClient::new(connected.channel.clone());
         async move {
-            let Ok(status) = status_of(client).await else { return Surroundings::default() };
+            let Ok(status) = status_of(&endpoint, client).await else { return Surroundings::default() };
             let members = member_endpoints(&endpoint, &status);
             let leader = async {
                 let leader = leader_endpoint(&endpoint, &status)?;
@@ -166,6 +173,14 @@ fn member_endpoints(endpoint: &str, status: &GetStatusResponse) -> Vec<String> {
 /// Of two problems the one that a person should hear of: one that will not go away by itself.
 fn worse(one: Error, other: Error) -> Error {
     if matches!(one.kind(), ErrorKind::WrongCluster { .. } | ErrorKind::Invalid(_)) { one } else { other }
+}
+
+/// What is said by somebody who answers and does not offer the service.
+fn wrong_port(error: &Error) -> Option<&str> {
+    match error.kind() {
+        ErrorKind::Unavailable { problem, refusal: Some(Reason::NoSuchRoute), .. } => Some(problem),
+        _ => None,
+    }
 }
 
 async fn connect_to(
@@ -211,7 +226,7 @@ struct Node {
 impl Node {
     async fn dial(endpoint: &str, cluster_id: Option<&str>) -> Result<Self, Error> {
         let channel = channel(endpoint).await?;
-        let status = status_of(LockServiceClient::new(channel.clone())).await?;
+        let status = status_of(endpoint, LockServiceClient::new(channel.clone())).await?;
         match cluster_id {
             Some(expected) if expected != status.cluster_id => Err(Error::new(ErrorKind::WrongCluster {
                 endpoint: endpoint.to_owned(),
@@ -275,11 +290,19 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-async fn status_of(mut client: LockServiceClient<Channel>) -> Result<GetStatusResponse, Error> {
+async fn status_of(
+    endpoint: &str,
+    mut client: LockServiceClient<Channel>,
+) -> Result<GetStatusResponse, Error> {
     match timeout(CONNECT_TIME, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) if status.code() == Code::Unimplemented => Err(Error::new(ErrorKind::Unavailable {
+            problem: format!("{endpoint}: {}", words_of(&status)),
+            sent: false,
+            refusal: Some(Reason::NoSuchRoute),
+        })),
         Ok(Err(status)) => Err(Error::unavailable(words_of(&status), false)),
-        Err(_) => Err(Error::unavailable("the node does not answer", false)),
+        Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
     }
 }
 
