@@ -172,8 +172,10 @@ async fn unknown_routes_and_methods_are_errors_of_the_usual_form() {
     let refused = edge.get("/v1/lease").await;
     assert_eq!((refused.status, refused.reason().as_str()), (405, "METHOD_NOT_ALLOWED"));
     assert_eq!(refused.header("allow"), "POST");
+    assert_eq!(refused.json()["message"], "/v1/lease does not take GET; it takes POST");
     let refused = edge.post("/v1/status", "").await;
     assert_eq!((refused.status, refused.header("allow")), (405, "GET,HEAD"));
+    assert!(refused.json()["message"].as_str().unwrap().ends_with("it takes GET or HEAD"));
 }
 
 #[tokio::test]

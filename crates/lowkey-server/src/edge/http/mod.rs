@@ -17,9 +17,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
+use axum::handler::Handler;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{self, MethodRouter};
 use lowkey_api::v1::{
     AcquireLockRequest, AddPeerRequest, CampaignRequest, CheckTokenRequest, CreateLeaseRequest,
     ProclaimRequest, ReleaseLockRequest, RemovePeerRequest, RenewLeaseRequest, ResignRequest,
@@ -60,7 +61,6 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Route
         .route("/readyz", get(readyz::<N>))
         .route("/metrics", get(metrics::<N>))
         .fallback(no_such_route)
-        .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(grpc_address.into(), no_grpc))
         .layer(middleware::from_fn_with_state(Arc::clone(&node), envelope::<N>))
         .with_state(node)
@@ -175,9 +175,23 @@ async fn no_such_route(request: Request) -> Response {
     error_response(&ApiError::new(Reason::NoSuchRoute, message))
 }
 
-async fn method_not_allowed(method: Method, request: Request) -> Response {
+// Routes that take one method, and say so to whoever comes with another; the router adds the header Allow.
+
+fn get<H: Handler<T, S>, T: 'static, S: Clone + Send + Sync + 'static>(handler: H) -> MethodRouter<S> {
+    routing::get(handler).fallback(|method, request| method_not_allowed(method, request, "GET or HEAD"))
+}
+
+fn post<H: Handler<T, S>, T: 'static, S: Clone + Send + Sync + 'static>(handler: H) -> MethodRouter<S> {
+    routing::post(handler).fallback(|method, request| method_not_allowed(method, request, "POST"))
+}
+
+fn delete<H: Handler<T, S>, T: 'static, S: Clone + Send + Sync + 'static>(handler: H) -> MethodRouter<S> {
+    routing::delete(handler).fallback(|method, request| method_not_allowed(method, request, "DELETE"))
+}
+
+async fn method_not_allowed(method: Method, request: Request, allowed: &'static str) -> Response {
     let path = shown(request.uri().path());
-    let message = format!("{path} does not take {method}; the header Allow says what it takes");
+    let message = format!("{path} does not take {method}; it takes {allowed}");
     body::drain(request.into_body()).await;
     error_response(&ApiError::new(Reason::MethodNotAllowed, message))
 }
