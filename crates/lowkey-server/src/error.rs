@@ -105,6 +105,12 @@ fn replace(node_name: Option<&str>) -> String {
 impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            Self::Io { doing, source } if source.kind() == io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "{doing}: {source}; does a node run there already? Stop it, or choose another address"
+                )
+            }
             Self::Io { doing, source } => write!(f, "{doing}: {source}"),
             Self::InUse { path } => write!(
                 f,

@@ -111,7 +111,11 @@ fn a_data_directory_that_cannot_be_used_is_named() {
     }
 
     let empty = node(path, "empty", &[]);
-    assert_says(&run_to_end(&mut empty.command()), USAGE, &["empty", "--bootstrap", "--join"]);
+    assert_says(
+        &run_to_end(&mut empty.command()),
+        USAGE,
+        &["empty", "--bootstrap", "--join", &empty.data_dir.display().to_string()],
+    );
 }
 
 #[test]
@@ -132,14 +136,15 @@ fn a_port_that_is_taken_is_named_and_a_join_to_nobody_ends_after_its_time() {
         };
         let _taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let ended = run_to_end(&mut node.command());
-        assert_says(&ended, FAILED, &[flag, &format!("127.0.0.1:{port}"), "in use"]);
+        assert_says(&ended, FAILED, &[flag, &format!("127.0.0.1:{port}"), "in use", "another address"]);
         assert!(!node.data_dir.exists(), "nothing was made");
     }
     // What is no address is not even tried, nor taken for a node that has no cluster.
     for address in ["not an address", "http://127.0.0.1:1", "127.0.0.1", "", "127.0.0.1:1,"] {
         for flags in [&["--join", address][..], &["--bootstrap", "--join", address]] {
             let node = node(path, "nowhere", flags);
-            assert_says(&run_to_end(&mut node.command()), USAGE, &["--join", "HOST:PORT"]);
+            let scheme = if address.starts_with("http") { "without http://" } else { "" };
+            assert_says(&run_to_end(&mut node.command()), USAGE, &["--join", "HOST:PORT", scheme]);
             assert!(!node.data_dir.exists(), "nothing was made");
         }
     }

@@ -126,7 +126,11 @@ pub(crate) fn parse_hex(text: &str) -> Option<[u8; 16]> {
 
 /// `HOST:PORT`, as others can dial it.
 pub(crate) fn parse_address(field: &'static str, text: &str) -> Result<String, Invalid> {
-    let invalid = || Invalid::new(field, format!("must be HOST:PORT with a port above 0, and is {text:?}"));
+    let invalid = || {
+        let scheme = text.find("://").map_or("", |end| &text[..end + "://".len()]);
+        let without = if scheme.is_empty() { String::new() } else { format!(", without {scheme}") };
+        Invalid::new(field, format!("must be HOST:PORT with a port above 0{without}, and is {text:?}"))
+    };
     let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
     let port_is_good = port.parse::<u16>().is_ok_and(|port| port > 0);
     let host_is_good = !host.is_empty()
