@@ -22,6 +22,12 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     ms.map(Duration::from_millis).ok_or_else(|| "must be less than a year".to_owned())
 }
 
+/// How long something is tried: it takes some time.
+pub(crate) fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = parse_duration(text)?;
+    (!timeout.is_zero()).then_some(timeout).ok_or_else(|| "must be above 0".to_owned())
+}
+
 /// A lease's time to live.
 pub(crate) fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = parse_duration(text)?;
@@ -59,6 +65,12 @@ mod tests {
         for text in ["0s", "1500ms", "601s", "1h"] {
             assert!(parse_ttl(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_tried_takes_some_time() {
+        assert_eq!(parse_timeout("1ms"), Ok(Duration::from_millis(1)));
+        assert!(parse_timeout("0s").is_err());
     }
 
     #[test]

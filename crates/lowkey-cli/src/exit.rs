@@ -47,14 +47,14 @@ impl Failure {
     }
 
     /// What an error of the SDK means for whoever typed the command.
-    pub(crate) fn of(error: &Error, endpoints: &[String]) -> Self {
+    pub(crate) fn of(error: &Error, endpoints: &[String], lock: &str) -> Self {
         let (code, advice) = match error.kind() {
             ErrorKind::LockHeld(_) => (BUSY, "try again later, or wait for it with --wait".to_owned()),
             ErrorKind::WaitTimeout(_) => {
-                (TIMED_OUT, "wait for longer with --wait, or look at `lowkey get`".into())
+                (TIMED_OUT, format!("wait for longer with --wait, or look at `lowkey get {lock}`"))
             }
             ErrorKind::SessionLost(_) => (LOST, "somebody else may hold the lock now".into()),
-            ErrorKind::Unavailable { sent: true, refusal: Some(reason), .. } => of_reason(*reason),
+            ErrorKind::Unavailable { sent: true, refusal: Some(reason), .. } => of_reason(*reason, lock),
             ErrorKind::Unavailable { .. } => (
                 NO_SERVICE,
                 format!(
@@ -66,23 +66,27 @@ impl Failure {
                 (NO_SERVICE, "name only nodes of one cluster in --endpoints".into())
             }
             ErrorKind::Invalid(_) => (USAGE, "try --help".into()),
-            ErrorKind::Refused(refusal) => of_reason(refusal.reason),
+            ErrorKind::Refused(refusal) => of_reason(refusal.reason, lock),
             _ => (NO, "see docs/api.md".into()),
         };
         Self { code, line: format!("{error}; {advice}"), reason: error.reason() }
     }
 }
 
-fn of_reason(reason: Reason) -> (u8, String) {
+fn of_reason(reason: Reason, lock: &str) -> (u8, String) {
     let (code, advice) = match reason {
+        Reason::StaleToken | Reason::NotOwner => {
+            return (LOST, format!("look at `lowkey get {lock}` for who holds it"));
+        }
+        Reason::OutcomeUnknown => {
+            return (NO_SERVICE, format!("it may have happened all the same; look at `lowkey get {lock}`"));
+        }
         Reason::Invalid(_) => (USAGE, "correct it, and try again"),
         Reason::LeaseNotFound | Reason::LockNotFound => (LOST, "take it anew with `lowkey acquire`"),
-        Reason::StaleToken | Reason::NotOwner => (LOST, "look at `lowkey get` for who holds it"),
         Reason::NoLeader | Reason::NoQuorum => {
             (NO_SERVICE, "the service needs a majority of its nodes; look at `lowkey status`")
         }
         Reason::Recovering => (NO_SERVICE, "`lowkey status` says for how long; or wait for it"),
-        Reason::OutcomeUnknown => (NO_SERVICE, "it may have happened all the same; look at `lowkey get`"),
         Reason::NodeNotFound | Reason::QuorumAtRisk | Reason::TransferFailed => {
             (NO, "look at `lowkey member list`")
         }

@@ -11,7 +11,7 @@ use lowkey_client::Detached;
 use serde_json::json;
 
 use super::interrupts::Interrupts;
-use super::{Patience, ServiceArgs, WaitArgs, printed};
+use super::{Patience, ServiceArgs, WaitArgs, parse_number, printed};
 use crate::duration::parse_ttl;
 use crate::exit::{self, Failure};
 use crate::output::{Table, print_json};
@@ -53,11 +53,11 @@ pub(crate) struct ReleaseArgs {
     name: String,
 
     /// The lease that holds it
-    #[arg(long, value_name = "LEASE")]
+    #[arg(long, value_name = "LEASE", value_parser = parse_number)]
     lease: u64,
 
     /// The fencing token of the grant: no other is given back
-    #[arg(long, value_name = "TOKEN")]
+    #[arg(long, value_name = "TOKEN", value_parser = parse_number)]
     token: u64,
 
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub(crate) struct ReleaseArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RenewArgs {
     /// The lease whose time is to start anew
-    #[arg(long, value_name = "LEASE")]
+    #[arg(long, value_name = "LEASE", value_parser = parse_number)]
     lease: u64,
 
     #[command(flatten)]
@@ -92,7 +92,7 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
                 Patience::Some(time) => lock.wait(time).await,
                 Patience::Endless => lock.acquire().await,
             };
-            granted.map_err(|error| service.failure(&error))
+            granted.map_err(|error| service.failure_with(&error, &args.name))
         };
         let mut interrupts = Interrupts::listen()?;
         let grant = tokio::select! {
@@ -141,7 +141,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
     service.carry_out(async {
         let client = service.connect().await?;
         let released = client.release_lock(&args.name, args.lease, args.token).await;
-        released.map_err(|error| service.failure(&error))?;
+        released.map_err(|error| service.failure_with(&error, &args.name))?;
         if service.json { printed(print_json(&json!({ "released": true }))) } else { Ok(0) }
     })
 }

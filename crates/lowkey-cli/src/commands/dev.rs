@@ -198,7 +198,7 @@ fn default_ports_are_free() -> bool {
 /// Waits until all nodes vote.
 async fn wait_whole(endpoints: &[String]) -> Result<(), Failure> {
     let deadline = Instant::now() + START_WAIT;
-    let unanswered = |error: lowkey_client::Error| Failure::of(&error, endpoints);
+    let unanswered = |error: lowkey_client::Error| Failure::of(&error, endpoints, "NAME");
     let client = Client::connect(endpoints.to_vec()).await.map_err(unanswered)?;
     loop {
         let status = client.status().await.map_err(unanswered)?;

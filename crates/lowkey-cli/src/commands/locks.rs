@@ -6,7 +6,7 @@ use clap::Args;
 use lowkey_client::api::{GetLockResponse, LockHolder, Mode, Scope};
 use serde::Serialize;
 
-use super::{ServiceArgs, printed};
+use super::{ServiceArgs, parse_number, printed};
 use crate::exit;
 use crate::output::{Table, print_json, utc};
 
@@ -35,7 +35,7 @@ pub(crate) struct CheckArgs {
     name: String,
 
     /// The fencing token to check
-    #[arg(long, value_name = "TOKEN")]
+    #[arg(long, value_name = "TOKEN", value_parser = parse_number)]
     token: u64,
 
     #[command(flatten)]

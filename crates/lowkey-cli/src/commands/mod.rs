@@ -30,7 +30,7 @@ use clap::Args;
 use lowkey_client::{Client, Error, Reason};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::duration::{parse_duration, parse_wait};
+use crate::duration::{parse_timeout, parse_wait};
 use crate::exit::{self, Failure};
 
 /// A wait may be over so much later than it should: the service says by itself that the time is over, and who holds
@@ -46,7 +46,7 @@ pub(crate) struct ServiceArgs {
     pub(crate) endpoints: Vec<String>,
 
     /// How long to try before giving up with status 69
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout, default_value = "10s")]
     pub(crate) connect_timeout: Duration,
 
     /// Print JSON: one object, or one a line where there may be many; errors, too
@@ -58,7 +58,7 @@ pub(crate) struct ServiceArgs {
 #[derive(Clone, Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct WaitArgs {
-    /// Do not wait: status 75 if somebody else holds it
+    /// Do not wait: status 75 if somebody else has it
     #[arg(long = "try")]
     try_once: bool,
 
@@ -93,6 +93,11 @@ impl WaitArgs {
             (false, None) => Patience::Endless,
         }
     }
+}
+
+/// The number of a lease, or a token.
+pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "must be a number, as `lowkey acquire` printed it".to_owned())
 }
 
 fn parse_endpoint(text: &str) -> Result<String, String> {
@@ -163,7 +168,12 @@ impl ServiceArgs {
 
     /// What an error of the SDK means for whoever typed the command.
     pub(crate) fn failure(&self, error: &Error) -> Failure {
-        Failure::of(error, &self.endpoints)
+        self.failure_with(error, "NAME")
+    }
+
+    /// The same, of a command that is about a lock.
+    pub(crate) fn failure_with(&self, error: &Error, lock: &str) -> Failure {
+        Failure::of(error, &self.endpoints, lock)
     }
 
     /// Does what a command is to do, and tells how it ended.

@@ -60,7 +60,9 @@ fn carry_out(args: &RecoverArgs) -> Result<(), Failure> {
 fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), Failure> {
     let at_once = args.grant_at_once_although_old_holders_may_still_believe;
     let about = lost.about().clone();
-    tell(&what_is_found(&args.data_dir, &about, at_once));
+    let what_follows =
+        if args.yes_the_other_nodes_are_lost_for_good { "What is done now" } else { "What would be done" };
+    tell(&what_is_found(&args.data_dir, &about, at_once, what_follows));
     if !args.yes_the_other_nodes_are_lost_for_good && !is_confirmed(&about) {
         let line = format!(
             "nothing was changed; if no other node of this cluster will ever run again with the data that it has, add {YES}"
@@ -110,7 +112,7 @@ fn tell(text: &str) {
     let _ = io::stdout().lock().write_all(format!("{}\n", text.trim_end()).as_bytes());
 }
 
-fn what_is_found(path: &Path, about: &Lost, at_once: bool) -> String {
+fn what_is_found(path: &Path, about: &Lost, at_once: bool, what_follows: &str) -> String {
     let Lost { node_name, cluster_id, term, last_index, committed_index, members, leases, locks, last_token } =
         about;
     let others: Vec<&str> = members.iter().filter(|name| *name != node_name).map(String::as_str).collect();
@@ -135,7 +137,7 @@ fn what_is_found(path: &Path, about: &Lost, at_once: bool) -> String {
 WARNING: this gives the cluster up. It is for one case only: most of its nodes are lost for good, so that it will
 never have a majority again. If {others} can be started again, start them instead.
 
-What would be done:
+{what_follows}:
   {node_name} begins a NEW cluster, alone, with a new id. All leases, locks and places in line are dropped.
   Fencing tokens go on far above every one that was ever granted.
   {granting}

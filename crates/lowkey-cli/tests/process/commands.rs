@@ -47,6 +47,7 @@ fn a_script_takes_renews_and_gives_back_a_lock() {
     assert!(busy.complaint(75).contains("deploy is held by"), "{busy:?}");
     let late = service.run(&["acquire", "deploy", "--ttl", "60s", "--wait", "50ms"]);
     assert!(late.complaint(124).contains("the time to wait is over"), "{late:?}");
+    assert!(late.complaint(124).contains("`lowkey get deploy`"), "{late:?}");
     let wrong = service.run(&["release", "deploy", "--lease", "1", "--token", "7"]);
     wrong.complaint(76);
     assert_eq!(service.ok(&["release", "deploy", "--lease", "1", "--token", "1"]), "");
@@ -172,6 +173,7 @@ fn a_wrong_command_line_is_one_line_and_status_64() {
         &["release", "a", "--lease", "1"],
         &["renew", "--lease", "many"],
         &["check", "a", "--token", "-1"],
+        &["ls", "--connect-timeout", "0s"],
         &["ls", "--endpoints", "nowhere"],
         &["ls", "--endpoints", "https://127.0.0.1:9000"],
         &["completions", "tcsh"],
@@ -182,6 +184,8 @@ fn a_wrong_command_line_is_one_line_and_status_64() {
         let line = done.complaint(64);
         assert!(line.len() < 300, "{line}");
     }
+    let told = service.run(&["renew", "--lease", "abc"]);
+    assert!(told.complaint(64).contains("must be a number, as `lowkey acquire` printed it"), "{told:?}");
     let (_folder, _node, service) = one_node();
     for words in [&["get", "a//b"][..], &["acquire", "..", "--ttl", "1s"], &["run", "", "--", "true"]] {
         service.run(words).complaint(64);

@@ -116,6 +116,7 @@ async fn the_last_of_three_begins_a_new_cluster() {
 
     let told = done(&run(&directory, &[YES, AT_ONCE]));
     assert!(told.contains("Restart all clients") && told.contains("--join"), "{told}");
+    assert!(told.contains("What is done now:") && !told.contains("What would be done"), "{told}");
     let kept = std::fs::read_dir(&directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())

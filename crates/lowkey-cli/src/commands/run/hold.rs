@@ -82,7 +82,7 @@ async fn get_in_line(
                 }
                 sleep(backoff.pause()).await;
             }
-            Err(error) => return Err(job.service.failure(&error)),
+            Err(error) => return Err(job.service.failure_with(&error, &job.name)),
         }
     }
 }

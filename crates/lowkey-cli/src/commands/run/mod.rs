@@ -39,16 +39,16 @@ struct CommandArgs {
     #[command(flatten)]
     wait: WaitArgs,
 
-    /// How long the lock outlives its holder; it is renewed at a third of this
+    /// How long NAME stays taken when this process is gone; it is renewed at a third of this
     #[arg(long, value_name = "TIME", value_parser = parse_ttl, default_value = "15s")]
     ttl: Duration,
 
-    /// If the lock cannot be kept: how long before its end the command is told so by SIGTERM; a quarter of
+    /// If NAME cannot be kept: how long before its end the command is told so by SIGTERM; a quarter of
     /// the TTL at most. SIGKILL comes at the end
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     kill_grace: Duration,
 
-    /// A command line for `sh -c`, run when the lock is lost, after SIGTERM was sent
+    /// A command line for `sh -c`, run when NAME is lost, after SIGTERM was sent
     #[arg(long, value_name = "COMMAND")]
     on_lost: Option<String>,
 
