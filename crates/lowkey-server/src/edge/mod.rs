@@ -127,8 +127,8 @@ fn late() -> ApiError {
 /// What is answered when something panicked, which is said in the log.
 pub(crate) fn fault(what: impl fmt::Display, panic: &(dyn Any + Send)) -> ApiError {
     let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(panic = text.unwrap_or("no message"), "{what} panicked");
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    tracing::error!(panic = text, "{what} panicked");
     ApiError::new(Reason::Internal, "the request met a fault of the service")
 }
 
