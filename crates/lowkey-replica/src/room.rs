@@ -18,7 +18,7 @@ const FIRST_TRY_NANOS: u64 = 1_000 * MILLISECOND;
 const TRY_NANOS: u64 = 10_000 * MILLISECOND;
 
 /// Where a leader without room stands with giving the lead away.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Yielding {
     next_try: Nanos,
     asked: Option<MemberId>,
@@ -36,8 +36,7 @@ impl Replica {
             return;
         }
         let first = Yielding { next_try: now.after(FIRST_TRY_NANOS), asked: None };
-        let Yielding { next_try, asked } = self.yielding.get_or_insert(first);
-        let (next_try, asked) = (*next_try, *asked);
+        let Yielding { next_try, asked } = *self.yielding.get_or_insert(first);
         if now < next_try || self.node.raft.lead_transferee.is_some() {
             return;
         }
@@ -48,15 +47,9 @@ impl Replica {
         }
     }
 
-    /// The next voter that could lead, in the order of their numbers and over again.
+    /// The next voter that could lead, and after the last the first.
     fn successor_behind(&self, asked: Option<MemberId>) -> Option<MemberId> {
-        let voters = self.conf_state.voters.iter().copied().map(MemberId);
-        let mut able: Vec<MemberId> = voters
-            .filter(|voter| *voter != self.config.member && self.state.member(*voter).is_some())
-            .filter(|voter| self.can_lead(*voter).is_ok() && !self.is_suspect(*voter))
-            .collect();
-        able.sort_unstable();
-        let behind = able.iter().copied().find(|voter| Some(*voter) > asked);
-        behind.or_else(|| able.first().copied())
+        let able = || self.successors().filter(|voter| self.can_lead(*voter).is_ok());
+        able().find(|voter| Some(*voter) > asked).or_else(|| able().next())
     }
 }
