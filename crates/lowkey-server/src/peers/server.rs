@@ -1,6 +1,5 @@
 //! What a node takes in from its peers.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -201,11 +200,11 @@ impl Forwards {
         let task = self.under_way.spawn(async move {
             // Whatever a panic left half done belongs to this request alone: it is dropped unseen.
             let answer = AssertUnwindSafe(service.answer_forwarded(operation, &request)).catch_unwind();
-            let fault =
-                |panic: Box<dyn Any + Send>| refusal(fault("a request that a peer passed on", &*panic));
-            let outcome = Some(answer.await.unwrap_or_else(fault));
+            let outcome = answer
+                .await
+                .unwrap_or_else(|panic| refusal(fault("a request that a peer passed on", &*panic)));
             // If the stream is gone, so is whoever waited.
-            let _ = replies.send(Ok(ForwardReply { number, outcome })).await;
+            let _ = replies.send(Ok(ForwardReply { number, outcome: Some(outcome) })).await;
             number
         });
         self.by_number.insert(number, task);

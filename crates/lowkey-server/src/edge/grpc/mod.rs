@@ -96,9 +96,8 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
 
     fn call(&mut self, request: ::http::Request<Incoming>) -> Self::Future {
         if !is_lock_call(&request) {
-            let is_stream = request.uri().path().starts_with(REFLECTION);
-            let request = request.map(if is_stream { CallBody::stream } else { CallBody::message });
-            return self.others.call(request).boxed();
+            let body = call_body(request.uri().path());
+            return self.others.call(request.map(body)).boxed();
         }
         let (node, uri, mut locks) = (Arc::clone(&self.node), request.uri().clone(), self.locks.clone());
         let (head, body) = request.into_parts();
@@ -121,13 +120,9 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
                 Some("ReleaseLock") => answered_by!(release_lock),
                 Some("CreateLease") => answered_by!(create_lease),
                 Some("RenewLease") => answered_by!(renew_lease),
-                Some("Session" | "Heartbeat") => {
-                    let answer = in_general(&mut locks, head, CallBody::stream(body));
-                    enclosed(&*node, uri, Dialect::Grpc, answer).await
-                }
                 _ => {
-                    let answer = in_general(&mut locks, head, CallBody::message(body));
-                    enclosed(&*node, uri, Dialect::Grpc, answer).await
+                    let body = call_body(uri.path())(body);
+                    enclosed(&*node, uri, Dialect::Grpc, in_general(&mut locks, head, body)).await
                 }
             })
         }
@@ -146,8 +141,15 @@ async fn in_general<N: Node>(
 
 /// What stands before the names of the `LockService`'s methods.
 const LOCK_SERVICE: &str = "/lowkey.v1.LockService/";
-/// What the names of all of reflection's methods begin with: they are streams.
-const REFLECTION: &str = "/grpc.reflection.";
+
+/// How the body of a call is to be read: which of them are streams of messages.
+fn call_body(path: &str) -> fn(Incoming) -> CallBody {
+    match path.strip_prefix(LOCK_SERVICE) {
+        Some("Session" | "Heartbeat") => CallBody::stream,
+        None if path.starts_with("/grpc.reflection.") => CallBody::stream,
+        _ => CallBody::message,
+    }
+}
 
 /// True if a request is a call of the `LockService` in every respect, known methods or not.
 fn is_lock_call(request: &::http::Request<Incoming>) -> bool {
