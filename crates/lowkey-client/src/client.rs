@@ -220,9 +220,9 @@ impl Client {
         let mut request = ListLocksRequest { prefix: prefix.into(), page_size: 1000, ..Default::default() };
         let (mut locks, mut watch_from) = (Vec::new(), None);
         loop {
-            let page = self
-                .inner
-                .read(&request, |mut client, request| async move { client.list_locks(request).await });
+            let page = self.inner.unary(Effect::None, &request, |mut client, request| async move {
+                client.list_locks(request).await
+            });
             let page = page.await?;
             watch_from.get_or_insert(page.watch_from);
             locks.extend(page.locks);
@@ -250,7 +250,11 @@ impl Client {
     ) -> Result<CheckTokenResponse, Error> {
         let request = CheckTokenRequest { lock_name: name.into(), fencing_token };
         self.inner
-            .read(&request, |mut client, request| async move { client.check_token(request).await })
+            .unary(
+                Effect::None,
+                &request,
+                |mut client, request| async move { client.check_token(request).await },
+            )
             .await
     }
 
@@ -258,7 +262,7 @@ impl Client {
     pub async fn status(&self) -> Result<GetStatusResponse, Error> {
         let ask =
             |mut client: LockServiceClient<Channel>, request| async move { client.get_status(request).await };
-        self.inner.read(&GetStatusRequest {}, ask).await
+        self.inner.unary(Effect::None, &GetStatusRequest {}, ask).await
     }
 
     /// Watches one lock. Events come in order, without gaps or repeats, also across reconnects.
@@ -304,6 +308,20 @@ impl Client {
     }
 }
 
+/// What a call does to the service.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    None,
+    Change,
+}
+
+impl Effect {
+    /// What is said of a call that came to nothing: a change of which a copy was left unanswered may have been made.
+    fn of_last(self, error: Error, unanswered: bool) -> Error {
+        if self == Self::Change && unanswered && error.is_retryable() { error.of_one_copy() } else { error }
+    }
+}
+
 impl Inner {
     /// The connection, as soon as there is one.
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
@@ -317,66 +335,43 @@ impl Inner {
         })
     }
 
-    /// Makes a single call that changes nothing, until it succeeds or its time is up.
-    pub(crate) async fn read<Q, R, F>(
+    /// Makes a single call that may be repeated without harm, until it succeeds or its time is up.
+    pub(crate) async fn unary<Q, R, F>(
         &self,
+        effect: Effect,
         request: &Q,
         ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
     ) -> Result<R, Error>
-    where
-        Q: Clone,
-        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
-    {
-        self.unary(request, ask).await.map_err(|(error, _)| error)
-    }
-
-    /// Makes a single call that changes something and may be repeated without harm, until it succeeds or its time
-    /// is up.
-    pub(crate) async fn change<Q, R, F>(
-        &self,
-        request: &Q,
-        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
-    ) -> Result<R, Error>
-    where
-        Q: Clone,
-        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
-    {
-        self.unary(request, ask).await.map_err(|(error, unanswered)| {
-            if unanswered && error.is_retryable() { error.of_one_copy() } else { error }
-        })
-    }
-
-    /// An error comes with whether a copy of the call was left without a clear answer.
-    async fn unary<Q, R, F>(
-        &self,
-        request: &Q,
-        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
-    ) -> Result<R, (Error, bool)>
     where
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
         let deadline = Instant::now() + self.call_timeout;
         let mut backoff = Backoff::new();
+        // What a node refused it for, and whether a copy of the call was left without a clear answer.
         let (mut refused, mut unanswered) = (None, false);
         loop {
-            let channel = self.channel(deadline).await.map_err(|error| (error, unanswered))?;
+            let channel = match self.channel(deadline).await {
+                Ok(channel) => channel,
+                Err(error) => return Err(effect.of_last(error, unanswered)),
+            };
             let attempt = ask(LockServiceClient::new(channel), request.clone());
             let error = match tokio::time::timeout_at(deadline, attempt).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => from_status(&status),
                 Err(_) => Error::unavailable("no answer in time", false),
             };
-            unanswered |= error.reason().is_none() || error.outcome_unknown();
+            let is_clear = error.reason().is_some();
+            unanswered |= !is_clear || error.outcome_unknown();
             if !error.is_retryable() {
-                return Err((error, unanswered));
+                return Err(error);
             }
             if Instant::now() >= deadline {
                 // What a node said says more than that there was no time for it to say so again.
-                let last_word = if error.reason().is_some() { None } else { refused };
-                return Err((last_word.unwrap_or(error), unanswered));
+                let last_word = refused.filter(|_| !is_clear).unwrap_or(error);
+                return Err(effect.of_last(last_word, unanswered));
             }
-            if error.reason().is_some() {
+            if is_clear {
                 refused = Some(error);
             }
             sleep(backoff.pause()).await;

@@ -7,7 +7,7 @@ use lowkey_api::v1::{
     AddPeerRequest, Member, RemovePeerRequest, TransferLeaderRequest, TransferLeaderResponse,
 };
 
-use crate::client::Client;
+use crate::client::{Client, Effect};
 use crate::error::Error;
 use crate::random;
 
@@ -53,10 +53,12 @@ impl Client {
             ..AddPeerRequest::default()
         };
         // To expect a node twice is to expect it once.
-        let added = self
-            .inner
-            .change(&request, |mut client, request| async move { client.add_peer(request).await })
-            .await?;
+        let added =
+            self.inner
+                .unary(Effect::Change, &request, |mut client, request| async move {
+                    client.add_peer(request).await
+                })
+                .await?;
         Ok(added.member_id)
     }
 
@@ -90,7 +92,7 @@ impl Client {
         let attempts = AtomicUsize::new(0);
         let removed = self
             .inner
-            .change(&request, |mut client, request| {
+            .unary(Effect::Change, &request, |mut client, request| {
                 attempts.fetch_add(1, Ordering::Relaxed);
                 async move { client.remove_peer(request).await }
             })
@@ -125,7 +127,9 @@ impl Client {
         let request = TransferLeaderRequest { node_id: name.into(), request_id: random::request_id() };
         // Whoever leads already is given nothing.
         self.inner
-            .change(&request, |mut client, request| async move { client.transfer_leader(request).await })
+            .unary(Effect::Change, &request, |mut client, request| async move {
+                client.transfer_leader(request).await
+            })
             .await
     }
 }
