@@ -95,14 +95,16 @@ impl Recorder {
 
     /// Operations were due for so long and never begun while it counted: these are times, and no throughput.
     pub(crate) fn never_began(&self, operation: &'static str, times: impl Iterator<Item = Duration>) {
-        let mut kept = self.kept();
-        let mut count = 0;
-        for time in times {
-            record(kept.operations.entry(operation).or_insert_with(histogram), time);
-            count += 1;
+        let mut times = times.peekable();
+        if times.peek().is_none() {
+            return;
         }
-        if count > 0 {
-            *kept.never_begun.entry(operation).or_default() += count;
+        let kept = &mut *self.kept();
+        let histogram = kept.operations.entry(operation).or_insert_with(histogram);
+        let never_begun = kept.never_begun.entry(operation).or_default();
+        for time in times {
+            record(histogram, time);
+            *never_begun += 1;
         }
     }
 
