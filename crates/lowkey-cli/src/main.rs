@@ -170,12 +170,12 @@ fn one_line(error: &clap::Error) -> String {
     let mut is_list = false;
     for line in about_this.map(|line| line.strip_prefix("error: ").unwrap_or(line)) {
         is_list = !line.starts_with("tip:") && (is_list || said.ends_with(':'));
-        match (said.is_empty(), said.ends_with(':'), is_list) {
-            (true, ..) => {}
-            (_, true, _) => said.push(' '),
-            (.., true) => said.push_str(", "),
-            _ => said.push_str("; "),
-        }
+        said.push_str(match is_list {
+            _ if said.is_empty() => "",
+            _ if said.ends_with(':') => " ",
+            true => ", ",
+            false => "; ",
+        });
         said.push_str(line);
     }
     said
