@@ -32,7 +32,6 @@ mod quarantine;
 mod reads;
 mod recovery;
 mod replica;
-mod room;
 mod rounds;
 mod snapshots;
 mod status;

@@ -230,21 +230,16 @@ impl Replica {
         }
     }
 
-    /// The voter that is nearest to this leader's log, among those that could take over.
+    /// The voter that is nearest to this leader's log, among those that answer and are to stay.
     pub(crate) fn best_successor(&self) -> Option<MemberId> {
         let raft = &self.node.raft;
-        self.successors()
-            .filter_map(|voter| raft.prs().get(voter.0).map(|progress| (progress.matched, voter)))
-            .max_by_key(|(matched, voter)| (*matched, std::cmp::Reverse(*voter)))
-            .map(|(_, voter)| voter)
-    }
-
-    /// The other voters that answer and are to stay, in the order of their numbers.
-    pub(crate) fn successors(&self) -> impl Iterator<Item = MemberId> {
         members(&self.conf_state.voters)
             .into_iter()
             .filter(|voter| *voter != self.config.member && self.state.member(*voter).is_some())
             .filter(|voter| self.answers(*voter) && !self.is_suspect(*voter))
+            .filter_map(|voter| raft.prs().get(voter.0).map(|progress| (progress.matched, voter)))
+            .max_by_key(|(matched, voter)| (*matched, std::cmp::Reverse(*voter)))
+            .map(|(_, voter)| voter)
     }
 }
 

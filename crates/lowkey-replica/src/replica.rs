@@ -81,8 +81,6 @@ pub struct Replica {
     /// Where the last removal that this leader proposed stands in the log.
     pub(crate) last_removal: u64,
     pub(crate) disk: DiskRoom,
-    /// While this leader has no room.
-    pub(crate) yielding: Option<crate::room::Yielding>,
     /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
     pub(crate) feasible: Vec<(CallId, Command, WaitTime)>,
     /// Commands that can only take a place in a queue: they go into the log with whatever comes next.
@@ -147,7 +145,6 @@ impl Replica {
             transfer: None,
             last_removal: 0,
             disk: DiskRoom::Ample,
-            yielding: None,
             feasible: Vec::new(),
             patient: Vec::new(),
             unapplied: VecDeque::new(),
@@ -219,7 +216,6 @@ impl Replica {
                 self.hand_over();
             }
         }
-        self.yield_if_full(now);
         self.tick_guard(now);
         if self.must_hand_over_to_leave() {
             self.hand_over();
@@ -261,7 +257,6 @@ impl Replica {
             }
             // A disk without room cannot take entries; the leader will send them again.
             MessageType::MsgAppend if self.disk == DiskRoom::Exhausted => return,
-            MessageType::MsgTimeoutNow if !self.has_room() => return,
             // A snapshot comes with its state: see `receive_snapshot`.
             MessageType::MsgSnapshot => return,
             _ => {}
@@ -374,14 +369,16 @@ impl Replica {
     /// `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced, so
     /// that the same inputs always give the same elections.
     fn fix_election_timeout(&mut self) {
-        let (member, has_room, raft) = (self.config.member.0, self.has_room(), &mut self.node.raft);
+        let (member, raft) = (self.config.member.0, &mut self.node.raft);
         let stood_in_vain = raft.vote == member && raft.leader_id == raft::INVALID_ID;
         let ticks = if stood_in_vain {
             ticks_after_split(member, raft.term, self.config.seed)
         } else {
             let voters = raft.prs().conf().voters().ids();
             let ticks = ticks_in_line(member, raft.term, raft.leader_id, voters.iter());
-            if has_room { ticks } else { ticks_behind_the_line(ticks) }
+            // A leader without room refuses new grants for everybody. Not so one whose disk takes nothing at all: if another led,
+            // it could not even take what makes that one a leader.
+            if self.disk == DiskRoom::Reserve { ticks_behind_the_line(ticks) } else { ticks }
         };
         raft.set_randomized_election_timeout(ticks);
     }

@@ -52,7 +52,7 @@ impl Replica {
         }
     }
 
-    pub(crate) fn can_lead(&self, member: MemberId) -> Result<(), CannotLead> {
+    fn can_lead(&self, member: MemberId) -> Result<(), CannotLead> {
         let raft = &self.node.raft;
         let behind = |matched: u64| raft.raft_log.last_index().saturating_sub(matched);
         match raft.prs().get(member.0) {

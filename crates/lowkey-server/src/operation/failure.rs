@@ -58,7 +58,7 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
                 CannotLead::Behind { entries } => {
                     format!("it lacks {entries} entries of the log; wait until it has caught up")
                 }
-                CannotLead::NotInTime => "it did not take over in time, as one whose disk is full does not; look at its log and at the status, and ask again".to_owned(),
+                CannotLead::NotInTime => "it did not take over in time; look at the status, and ask again".to_owned(),
             };
             ApiError::new(Reason::TransferFailed, format!("node {name} does not lead: {why}")).with("node_id", name)
         }
