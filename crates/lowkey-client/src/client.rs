@@ -13,7 +13,7 @@ use lowkey_api::v1::{
     GetStatusRequest, GetStatusResponse, ListLocksRequest,
 };
 use lowkey_api::validity::valid_until;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tonic::transport::Channel;
 
 use crate::clock::now_nanos;
@@ -316,9 +316,10 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// What is said of a call that came to nothing: a change of which a copy was left unanswered may have been made.
+    /// What is said of a call that came to nothing: a change of which a copy was left unanswered may have been made,
+    /// whatever was seen since.
     fn of_last(self, error: Error, unanswered: bool) -> Error {
-        if self == Self::Change && unanswered && error.is_retryable() { error.of_one_copy() } else { error }
+        if self == Self::Change && unanswered { error.of_one_copy() } else { error }
     }
 }
 
@@ -348,8 +349,9 @@ impl Inner {
     {
         let deadline = Instant::now() + self.call_timeout;
         let mut backoff = Backoff::new();
-        // What a node refused it for, and whether a copy of the call was left without a clear answer.
-        let (mut refused, mut unanswered) = (None, false);
+        // The last word, which is a node's if one said anything; and whether a copy of the call was left without a clear
+        // answer.
+        let (mut last_word, mut unanswered) = (None, false);
         loop {
             let channel = match self.channel(deadline).await {
                 Ok(channel) => channel,
@@ -366,15 +368,15 @@ impl Inner {
             if !error.is_retryable() {
                 return Err(error);
             }
+            let last_word = match &mut last_word {
+                Some(word) if !is_clear => word,
+                word => word.insert(error),
+            };
+            sleep_until(deadline.min(Instant::now() + backoff.pause())).await;
+            // Another copy would have no time to be answered, and leave everything in doubt.
             if Instant::now() >= deadline {
-                // What a node said says more than that there was no time for it to say so again.
-                let last_word = refused.filter(|_| !is_clear).unwrap_or(error);
-                return Err(effect.of_last(last_word, unanswered));
+                return Err(effect.of_last(last_word.clone(), unanswered));
             }
-            if is_clear {
-                refused = Some(error);
-            }
-            sleep(backoff.pause()).await;
         }
     }
 }
@@ -401,5 +403,26 @@ impl fmt::Debug for Client {
             .field("owner", &self.owner())
             .field("endpoint", &self.endpoint())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn a_change_that_was_left_unanswered_is_in_doubt_whatever_is_seen_later() {
+        let wrong_cluster = || {
+            let (endpoint, expected, found) = ("http://n2".into(), "one".into(), "another".into());
+            Error::new(ErrorKind::WrongCluster { endpoint, expected, found })
+        };
+        let told = Effect::Change.of_last(wrong_cluster(), true);
+        assert!(told.outcome_unknown(), "{told}");
+        assert!(told.to_string().contains("another"), "{told}");
+        for (effect, unanswered) in [(Effect::Change, false), (Effect::None, true)] {
+            let told = effect.of_last(wrong_cluster(), unanswered);
+            assert!(matches!(told.kind(), ErrorKind::WrongCluster { .. }), "{told}");
+        }
     }
 }
