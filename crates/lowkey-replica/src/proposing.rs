@@ -28,7 +28,8 @@ impl Replica {
 
     /// True if what a command names may be on its way into the state.
     pub(crate) fn may_name_later(&self, command: &Command) -> bool {
-        names_request(command) && (!self.patient.is_empty() || self.proposals.may_hold(lease_of(command)))
+        let has_some_to_propose = !self.patient.is_empty() || !self.feasible.is_empty();
+        names_request(command) && (has_some_to_propose || self.proposals.may_hold(lease_of(command)))
     }
 
     pub(crate) fn unix_ms(&self, now: Nanos) -> u64 {
