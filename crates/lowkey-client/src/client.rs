@@ -357,6 +357,7 @@ impl Inner {
                 Ok(channel) => channel,
                 Err(error) => return Err(effect.of_last(error, unanswered)),
             };
+            let asked_at = Instant::now();
             let attempt = ask(LockServiceClient::new(channel), request.clone());
             let error = match tokio::time::timeout_at(deadline, attempt).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
@@ -372,9 +373,10 @@ impl Inner {
                 Some(word) if !is_clear => word,
                 word => word.insert(error),
             };
+            let took = asked_at.elapsed();
             sleep_until(deadline.min(Instant::now() + backoff.pause())).await;
             // Another copy would have no time to be answered, and leave everything in doubt.
-            if Instant::now() >= deadline {
+            if Instant::now() + took >= deadline {
                 return Err(effect.of_last(last_word.clone(), unanswered));
             }
         }

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest, RenewLeases};
+use lowkey_api::v1::{AcquireLockRequest, HeartbeatResponse, ReleaseLockRequest, RenewLeases};
 use lowkey_api::{ApiError, Reason};
+use tokio::time::{Instant, sleep_until};
 
 use crate::client::{Client, Inner, whole_seconds};
 use crate::error::Error;
-use crate::random;
+use crate::random::{self, Backoff};
 use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
 /// A lock to be acquired with a lease of its own that nobody renews. Made by [`Client::detached`].
@@ -94,18 +95,39 @@ impl Client {
 
     /// Starts the time of a lease anew, once; gives its time to live. A [`crate::Session`] does so by itself.
     pub async fn renew_lease(&self, lease_id: u64) -> Result<Duration, Error> {
+        let deadline = Instant::now() + self.inner.call_timeout;
+        let (mut backoff, mut refused) = (Backoff::new(), None);
+        loop {
+            let error = match self.renew_once(lease_id, deadline).await {
+                Ok(renewal) if renewal.error_reason.is_empty() => {
+                    return Ok(Duration::from_secs(renewal.ttl_seconds.unsigned_abs()));
+                }
+                Ok(renewal) => {
+                    let reason = Reason::parse(&renewal.error_reason).unwrap_or(Reason::Internal);
+                    Error::from(ApiError::new(reason, renewal.error_message))
+                }
+                // What a node said says more than that there was no time for it to say so again.
+                Err(error) if error.is_retryable() => return Err(refused.unwrap_or(error)),
+                Err(error) => return Err(error),
+            };
+            // Each lease of a renewal is refused by itself, and so the link does not ask again.
+            let again_at = Instant::now() + backoff.pause();
+            if !error.is_retryable() || again_at >= deadline {
+                return Err(error);
+            }
+            refused = Some(error);
+            sleep_until(again_at).await;
+        }
+    }
+
+    async fn renew_once(&self, lease_id: u64, deadline: Instant) -> Result<HeartbeatResponse, Error> {
         let call = Call::RenewLeases(RenewLeases { lease_ids: vec![lease_id] });
-        let Answer::RenewLeases(answer) = self.inner.link.call(call, self.inner.call_timeout).await? else {
+        let time = deadline.saturating_duration_since(Instant::now());
+        let Answer::RenewLeases(answer) = self.inner.link.call(call, time).await? else {
             return Err(Error::unavailable("an answer to another question", true));
         };
-        let Some(renewal) = answer.renewals.into_iter().next() else {
-            return Err(Error::unavailable("an answer without a renewal", true));
-        };
-        if renewal.error_reason.is_empty() {
-            return Ok(Duration::from_secs(renewal.ttl_seconds.unsigned_abs()));
-        }
-        let reason = Reason::parse(&renewal.error_reason).unwrap_or(Reason::Internal);
-        Err(ApiError::new(reason, renewal.error_message).into())
+        let renewal = answer.renewals.into_iter().next();
+        renewal.ok_or_else(|| Error::unavailable("an answer without a renewal", true))
     }
 }
 

@@ -44,6 +44,8 @@ pub(super) struct Waiting {
     reply: Reply,
     /// It is on the present stream since then.
     sent_at: Option<Instant>,
+    /// When the last copy that was sent is in `doubts`.
+    doubted_at: Option<Instant>,
     /// A copy of it was not answered, or not clearly: that may be carried out, or may have been.
     in_doubt: bool,
     /// Not to be sent again before this.
@@ -68,6 +70,7 @@ impl Waiting {
             patience: wait_until.is_none().then_some(patience),
             reply,
             sent_at: None,
+            doubted_at: None,
             in_doubt: false,
             retry_at: None,
             backoff: Backoff::new(),
@@ -133,7 +136,9 @@ impl Pending {
         let waiting = self.calls.get_mut(&number).filter(|waiting| waiting.retry_at.is_none())?;
         waiting.sent_at = Some(now);
         if let Some(patience) = waiting.patience {
-            self.doubts.insert((now + patience.max(latency * 3), number));
+            let doubted_at = now + patience.max(latency * 3);
+            waiting.doubted_at = Some(doubted_at);
+            self.doubts.insert((doubted_at, number));
         }
         let mut call = waiting.call.clone();
         if let (Call::AcquireLock(acquire), Some(until)) = (&mut call, waiting.wait_until) {
@@ -173,7 +178,12 @@ impl Pending {
         let hint =
             Duration::from_millis(error.retry_after_ms.unwrap_or_default()).min(Duration::from_secs(1));
         let retry_at = now + waiting.backoff.pause() + hint / 4;
-        waiting.sent_at = None;
+        let took =
+            waiting.sent_at.take().map_or(Duration::ZERO, |sent_at| now.saturating_duration_since(sent_at));
+        // A copy that would have no time to be answered is not sent: it would turn a clear refusal into a doubt. How long
+        // a wait took says nothing of that.
+        let is_too_late = waiting.wait_until.is_none() && retry_at + took >= waiting.deadline;
+        let retry_at = if is_too_late { waiting.deadline } else { retry_at };
         waiting.in_doubt |= error.outcome_unknown();
         waiting.retry_at = Some(retry_at);
         waiting.problem = Some(error.clone().into());
@@ -225,7 +235,9 @@ impl Pending {
             && at <= now
         {
             self.doubts.pop_first();
-            let sent_at = self.calls.get(&number).and_then(|waiting| waiting.sent_at);
+            // An earlier copy that was refused says nothing of one that was sent just now.
+            let waiting = self.calls.get(&number).filter(|waiting| waiting.doubted_at == Some(at));
+            let sent_at = waiting.and_then(|waiting| waiting.sent_at);
             is_doubtful |= sent_at.is_some_and(|sent_at| sent_at > heard_at);
         }
         is_doubtful
@@ -305,6 +317,25 @@ mod tests {
         assert!(pending.is_empty() && pending.retries.is_empty());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_clear_refusal_is_not_put_in_doubt_by_a_copy_that_has_no_time() {
+        let mut pending = Pending::default();
+        let (answer, mut receiver) = oneshot::channel();
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        pending.insert(1, Waiting::new(acquire(0), now + ms(1000), SHORT, Reply::To(answer)));
+        pending.call_to_send(1, now, Duration::ZERO).unwrap();
+        let no_leader = ApiError::new(Reason::NoLeader, "none");
+        // Refused after 100 ms there is time for another; after 800 more there is none.
+        pending.retry(1, &no_leader, now + ms(100));
+        assert_eq!(pending.take_retries(now + ms(900)), [1]);
+        pending.call_to_send(1, now + ms(100), Duration::ZERO).unwrap();
+        pending.retry(1, &no_leader, now + ms(900));
+        assert!(pending.take_retries(now + ms(999)).is_empty());
+        pending.take_overdue(now + ms(1000));
+        let told = receiver.try_recv().unwrap().unwrap_err();
+        assert!(told.reason() == Some(Reason::NoLeader) && !told.may_have_been_done(), "{told}");
+    }
+
     /// What is told after a copy was sent, and then `happens`.
     fn told_after_a_lost_copy(happens: impl FnOnce(&mut Pending, Instant)) -> Error {
         let mut pending = Pending::default();
@@ -357,6 +388,14 @@ mod tests {
         assert!(!sent(0, Duration::ZERO).is_doubtful(now + SHORT / 2, before));
         assert!(sent(0, Duration::ZERO).is_doubtful(now + SHORT, before));
         assert!(!sent(0, Duration::ZERO).is_doubtful(now + SHORT, after), "it said something else");
+        // What it refused it is asked again, and has as long as before to answer that.
+        let mut again = sent(0, Duration::ZERO);
+        let (refused_at, again_at) = (now + SHORT * 8 / 10, now + SHORT * 9 / 10);
+        again.retry(1, &ApiError::new(Reason::NoLeader, "none"), refused_at);
+        again.take_retries(now + LONG);
+        again.call_to_send(1, again_at, Duration::ZERO).unwrap();
+        assert!(!again.is_doubtful(now + SHORT, refused_at));
+        assert!(again.is_doubtful(again_at + SHORT, refused_at));
         assert!(!sent(0, SHORT).is_doubtful(now + SHORT, before), "the way is slow");
         assert!(!sent(1000, Duration::ZERO).is_doubtful(now + SHORT, before), "a wait takes its time");
     }
