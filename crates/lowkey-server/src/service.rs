@@ -82,30 +82,33 @@ enum Attempt<R> {
 }
 
 impl Service {
-    async fn call<O: Operation>(&self, operation: O) -> Result<O::Response, ApiError> {
+    /// There may be very many of these at a time: what they keep is lent from one step to the next, not moved, and steps that
+    /// are seldom taken are put elsewhere.
+    async fn call<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
         let rpc = if operation.wait().is_zero() { O::NAME } else { O::NAME_WAITING };
         let timed = self.metrics.begin(rpc);
-        let outcome = self.answer_client(operation).await;
+        let outcome = self.answer_client(&mut operation).await;
         timed.end(&outcome);
         outcome
     }
 
-    async fn answer_client<O: Operation>(&self, mut operation: O) -> Result<O::Response, ApiError> {
+    async fn answer_client<O: Operation>(&self, operation: &mut O) -> Result<O::Response, ApiError> {
         self.check_standing()?;
         operation.name_request(new_request_id);
         // Whatever is wrong with it is found here, before anyone else is bothered.
         let request =
             operation.parse().map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
         if let Request::ReadStale(_) = request {
-            return self.call_here(&operation, request).await;
+            return Box::pin(self.call_here(operation, request)).await;
         }
+        let mut request = Some(request);
         if operation.wait().is_zero() {
-            return self.call_leader(operation, request).await;
+            return self.call_leader(operation, &mut request).await;
         }
         // A node that stops does not keep those who wait: they have their place elsewhere.
         let request_id = operation.request_id().to_owned();
         tokio::select! {
-            answer = self.call_leader(operation, request) => answer,
+            answer = Box::pin(self.call_leader(operation, &mut request)) => answer,
             () = stopped(self.stopping.subscribe()) => Err(place_kept(&request_id)),
         }
     }
@@ -126,13 +129,12 @@ impl Service {
         }
     }
 
-    /// Has the leader answer, whoever that is. `request` is what the operation asks.
+    /// Has the leader answer, whoever that is. `request` is what the operation asks, and is taken.
     async fn call_leader<O: Operation>(
         &self,
-        mut operation: O,
-        request: Request,
+        operation: &mut O,
+        request: &mut Option<Request>,
     ) -> Result<O::Response, ApiError> {
-        let mut request = Some(request);
         let (started, wait) = (Instant::now(), operation.wait());
         let mut deadline = started + LEADER_WAIT;
         let mut interrupted = false;
@@ -141,10 +143,10 @@ impl Service {
             let leader = leadership.borrow_and_update().leader;
             let attempt = match leader {
                 Some(leader) if leader == self.view.own() => match request.take() {
-                    Some(request) => self.ask_replica(&operation, request).await,
-                    None => self.ask_replica_anew(&operation).await,
+                    Some(request) => self.ask_replica(operation, request).await,
+                    None => Box::pin(self.ask_replica_anew(operation)).await,
                 },
-                Some(leader) => self.forward(&operation, leader, leadership.clone()).await,
+                Some(leader) => Box::pin(self.forward(operation, leader, leadership.clone())).await,
                 None => Attempt::Again,
             };
             match attempt {
@@ -190,17 +192,24 @@ impl Service {
         }
     }
 
-    async fn ask_replica<O: Operation>(&self, operation: &O, request: Request) -> Attempt<O::Response> {
+    /// The request is in the inbox when this returns; what is to be awaited is the answer.
+    fn ask_replica<O: Operation>(
+        &self,
+        operation: &O,
+        request: Request,
+    ) -> impl Future<Output = Attempt<O::Response>> {
         let mut parked = Parked::ask(&self.inbox, request);
-        match timeout(ANSWER_WAIT + operation.wait(), parked.answer()).await {
-            Ok(Some(Ok(response))) => Attempt::Done(operation.respond(response)),
-            Ok(Some(Err(Failure::NotLeader { .. }))) => Attempt::Again,
-            Ok(Some(Err(Failure::Interrupted { .. }))) => Attempt::Interrupted,
-            Ok(Some(Err(other))) => Attempt::Done(Err(
-                failure(other, operation.request_id()).unwrap_or_else(|| nobody_leads(true))
-            )),
-            // The replica is gone, or does not get through.
-            Ok(None) | Err(_) => silence(operation),
+        async move {
+            match timeout(ANSWER_WAIT + operation.wait(), parked.answer()).await {
+                Ok(Some(Ok(response))) => Attempt::Done(operation.respond(response)),
+                Ok(Some(Err(Failure::NotLeader { .. }))) => Attempt::Again,
+                Ok(Some(Err(Failure::Interrupted { .. }))) => Attempt::Interrupted,
+                Ok(Some(Err(other))) => Attempt::Done(Err(
+                    failure(other, operation.request_id()).unwrap_or_else(|| nobody_leads(true))
+                )),
+                // The replica is gone, or does not get through.
+                Ok(None) | Err(_) => silence(operation),
+            }
         }
     }
 
