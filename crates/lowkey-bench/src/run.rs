@@ -256,7 +256,8 @@ async fn take_turns(
     present: &[Present],
     progress: &Progress,
 ) -> Result<(), Problem> {
-    let turns = if case.workload.is_interleaved() { sizes.turns.max(1) } else { 1 };
+    // Who is alone has nobody to take turns with.
+    let turns = if case.workload.is_interleaved() && present.len() > 1 { sizes.turns.max(1) } else { 1 };
     for turn in 1..=turns {
         for Present { name, system, recorder } in present {
             let of = if turns > 1 { format!(", turn {turn} of {turns}") } else { String::new() };

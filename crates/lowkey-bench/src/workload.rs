@@ -116,7 +116,7 @@ pub struct Sizes {
     pub measured: Duration,
     /// Into how many turns that is divided.
     pub turns: u32,
-    /// Requests a second, whatever becomes of them; otherwise each client sends the next when the last is answered.
+    /// Pairs a second, whatever becomes of them; otherwise each client sends the next when the last is answered.
     pub rate: Option<f64>,
     /// Clients of `par`.
     pub par_clients: usize,

@@ -90,9 +90,7 @@ fn of_reason(reason: Reason, lock: &str) -> (u8, String) {
         Reason::NodeNotFound | Reason::QuorumAtRisk | Reason::TransferFailed => {
             (NO, "look at `lowkey member list`")
         }
-        Reason::Compacted => {
-            (NO, "that is no longer kept; leave --from out, or begin with the revision of `lowkey ls --json`")
-        }
+        Reason::Compacted => (NO, "leave --from out, or begin with `watchFrom` of `lowkey ls --json`"),
         reason if reason.as_str().starts_with("LIMIT_") => {
             (NO_SERVICE, "the service has all that it can take; try again later")
         }

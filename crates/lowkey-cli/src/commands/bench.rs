@@ -74,7 +74,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true)]
     seconds: Option<u64>,
 
-    /// Send so many requests a second whatever becomes of them, and count from when each was due (seq, par, hot, scale)
+    /// Begin so many pairs a second, each an acquire and a release, whatever becomes of them, and count from when each was
+    /// due (seq, par, hot, scale)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=RATE_MAX))]
     rate: Option<u32>,
 
