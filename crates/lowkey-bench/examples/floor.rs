@@ -7,8 +7,8 @@
 //!
 //! It takes calls as lowkey does, by HTTP/2. What gathers meanwhile is written to a file of each process with one write
 //! and one sync, and is answered once this process and one other have it. That is all: no elections, no leases, no
-//! repetitions, no checks, nothing that is kept. It is no lock service. Nobody can be faster that answers calls of HTTP/2
-//! in one thread, and answers only for what a majority has on disk.
+//! repetitions, no checks, nothing that is kept. It is no lock service. Who answers calls of
+//! HTTP/2 in one thread, and only for what a majority has on disk, is hardly faster.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};

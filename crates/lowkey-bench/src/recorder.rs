@@ -131,7 +131,7 @@ impl Recorder {
         let mut figures = kept.figures.clone();
         let never_sent: u64 = kept.never_begun.values().sum();
         if never_sent > 0 {
-            figures.push(Figure { name: "due and never sent", value: never_sent as f64, unit: "requests" });
+            figures.push(Figure { name: "due and never sent", value: never_sent as f64, unit: "pairs" });
         }
         if let Some(processor) = kept.processor.filter(|_| !kept.measured.is_zero()) {
             let value = processor.as_secs_f64() / kept.measured.as_secs_f64();

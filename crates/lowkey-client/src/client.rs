@@ -373,10 +373,11 @@ impl Inner {
                 Some(word) if !is_clear => word,
                 word => word.insert(error),
             };
-            let took = asked_at.elapsed();
+            // Another copy that has no time to be answered would leave in doubt what is certain as yet.
+            let is_certain = effect == Effect::Change && !unanswered;
+            let needed = if is_certain { asked_at.elapsed() } else { Duration::ZERO };
             sleep_until(deadline.min(Instant::now() + backoff.pause())).await;
-            // Another copy would have no time to be answered, and leave everything in doubt.
-            if Instant::now() + took >= deadline {
+            if Instant::now() + needed >= deadline {
                 return Err(effect.of_last(last_word.clone(), unanswered));
             }
         }

@@ -114,9 +114,10 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => match ApiError::from_status(&status) {
             Some(error) => Err(Problem::of(&error, &format!("{address}: "))),
-            None if status.message().is_empty() => {
-                Err(passing(format!("{:?}; is this a gRPC port?", status.code())))
-            }
+            None if status.message().is_empty() => Err(passing(format!(
+                "{:?}; is this the gRPC port of a node? that is 9000 by default, 7000 is for nodes among themselves",
+                status.code()
+            ))),
             None => Err(passing(status.message().to_owned())),
         },
         Err(_) => Err(passing(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),

@@ -154,6 +154,8 @@ impl Service {
                 Attempt::Again => {}
                 Attempt::Interrupted => {
                     interrupted = true;
+                    // It asks for the whole wait.
+                    *request = None;
                     deadline = Instant::now() + LEADER_WAIT;
                     operation.wait_on(wait.saturating_sub(started.elapsed()));
                 }

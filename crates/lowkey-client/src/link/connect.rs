@@ -276,7 +276,10 @@ async fn channel(endpoint: &str) -> Result<Channel, Error> {
 /// What a node says: some that are no gRPC servers say nothing.
 fn words_of(status: &Status) -> String {
     match status.message() {
-        "" => format!("{}; is this a gRPC port?", status.code()),
+        "" => format!(
+            "{}; is this the gRPC port of a node? that is 9000 by default, 7000 is for nodes among themselves",
+            status.code()
+        ),
         message => message.to_owned(),
     }
 }

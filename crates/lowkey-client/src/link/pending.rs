@@ -180,11 +180,13 @@ impl Pending {
         let retry_at = now + waiting.backoff.pause() + hint / 4;
         let took =
             waiting.sent_at.take().map_or(Duration::ZERO, |sent_at| now.saturating_duration_since(sent_at));
-        // A copy that would have no time to be answered is not sent: it would turn a clear refusal into a doubt. How long
-        // a wait took says nothing of that.
-        let is_too_late = waiting.wait_until.is_none() && retry_at + took >= waiting.deadline;
-        let retry_at = if is_too_late { waiting.deadline } else { retry_at };
         waiting.in_doubt |= error.outcome_unknown();
+        // A copy that has no time to be answered would leave in doubt what is certain as yet. How long a wait took says
+        // nothing of that, and what nobody waits for is sent in any case.
+        let is_certain = changes_something(&waiting.call) && !waiting.in_doubt;
+        let is_awaited = waiting.wait_until.is_none() && matches!(waiting.reply, Reply::To(_));
+        let is_too_late = is_certain && is_awaited && retry_at + took >= waiting.deadline;
+        let retry_at = if is_too_late { waiting.deadline } else { retry_at };
         waiting.retry_at = Some(retry_at);
         waiting.problem = Some(error.clone().into());
         self.retries.insert((retry_at, number));
