@@ -312,11 +312,12 @@ fn wal_record(record: &LogRecord) -> Record {
 /// told.
 pub(crate) fn write_snapshot(disk: &SimDisk, job: SnapshotJob) -> Result<Input, String> {
     let (disk, index) = (disk.as_disk(), job.index());
-    let base = match load(&*disk, job.base()) {
-        Ok(base) => base,
+    let found = snapshots::load(&*disk, job.base()).map_err(|error| error.to_string())?;
+    let base = match found {
+        Some(base) => base,
         // Snapshots of the leader have come since, and only the newest two are kept: nobody waits for this one any more.
-        Err(_) if has_newer(&*disk, job.base())? => return Ok(Input::SnapshotFailed { index }),
-        Err(problem) => return Err(problem),
+        None if has_newer(&*disk, job.base())? => return Ok(Input::SnapshotFailed { index }),
+        None => return Err(missing(job.base())),
     };
     let made = job.run(&base).map_err(|error| format!("snapshot {index} cannot be made: {error}"))?;
     let size_bytes = made.payload.len() as u64;
@@ -328,12 +329,12 @@ pub(crate) fn write_snapshot(disk: &SimDisk, job: SnapshotJob) -> Result<Input, 
 
 /// The snapshot that a replica wants sent.
 pub(crate) fn load_snapshot(disk: &SimDisk, index: u64) -> Result<Vec<u8>, String> {
-    load(&*disk.as_disk(), index)
+    let loaded = snapshots::load(&*disk.as_disk(), index).map_err(|error| error.to_string())?;
+    loaded.ok_or_else(|| missing(index))
 }
 
-fn load(disk: &dyn Disk, index: u64) -> Result<Vec<u8>, String> {
-    let loaded = snapshots::load(disk, index).map_err(|error| error.to_string())?;
-    loaded.ok_or_else(|| format!("snapshot {index} is not on the disk"))
+fn missing(index: u64) -> String {
+    format!("snapshot {index} is not on the disk")
 }
 
 fn has_newer(disk: &dyn Disk, index: u64) -> Result<bool, String> {
