@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn what_was_framed_is_found_and_nothing_else_is() {
-        let whole = framed(&RenewLeaseRequest { lease_id: 300 });
+        let whole = framed(&RenewLeaseRequest { lease_id: 300, holds: None });
         assert_eq!(whole[..], [0, 0, 0, 0, 3, 8, 0xac, 2]);
         assert_eq!(unframed(&whole), Some(&whole[5..]));
         assert_eq!(unframed(&framed(&RenewLeaseRequest::default())), Some(&[][..]));

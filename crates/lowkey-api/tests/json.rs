@@ -88,11 +88,11 @@ fn events_tell_everything_even_what_is_zero() {
         r#"{"type":"ACQUIRED","name":"jobs","owner":"","fencingToken":"18446744073709551615","revision":"12","#
             .to_owned()
             + r#""ordinal":3,"leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":false,"#
-            + r#""endReason":""}"#
+            + r#""endReason":"","atUnixMs":"0","actor":""}"#
     );
     assert_eq!(
         serde_json::to_string(&ObserveEvent::default()).unwrap(),
-        r#"{"type":"HEARTBEAT","revision":"0","ordinal":0,"inTouch":false,"endReason":""}"#
+        r#"{"type":"HEARTBEAT","revision":"0","ordinal":0,"inTouch":false,"endReason":"","atUnixMs":"0","actor":""}"#
     );
 }
 

@@ -121,7 +121,7 @@ impl Client {
     }
 
     async fn renew_once(&self, lease_id: u64, deadline: Instant) -> Result<HeartbeatResponse, Error> {
-        let call = Call::RenewLeases(RenewLeases { lease_ids: vec![lease_id] });
+        let call = Call::RenewLeases(RenewLeases { lease_ids: vec![lease_id], holds: Vec::new() });
         let time = deadline.saturating_duration_since(Instant::now());
         let Answer::RenewLeases(answer) = self.inner.link.call(call, time).await? else {
             return Err(Error::unavailable("an answer to another question", true));

@@ -327,7 +327,7 @@ impl Task {
 }
 
 async fn send(link: Link, lease_ids: Vec<u64>, first_sent: u64, time: Duration, patience: Duration) -> Sent {
-    let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.clone() });
+    let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.clone(), holds: Vec::new() });
     let outcome = link.call_patiently(call, time, patience).await;
     Sent { first_sent, lease_ids, outcome }
 }

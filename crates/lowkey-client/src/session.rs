@@ -217,7 +217,12 @@ pub(crate) async fn lost(presence: &Presence) -> LossCause {
 impl Inner {
     pub(crate) fn revoke(&self, lease_id: u64) -> Call {
         let (owner_id, request_id) = (self.owner.clone(), random::request_id());
-        Call::RevokeLease(RevokeLeaseRequest { lease_id, owner_id, request_id })
+        Call::RevokeLease(RevokeLeaseRequest {
+            lease_id,
+            owner_id,
+            request_id,
+            ..RevokeLeaseRequest::default()
+        })
     }
 }
 

@@ -5,22 +5,84 @@
 use std::collections::BTreeSet;
 use std::ops::{Bound, RangeBounds};
 
-use crate::name::LockName;
+use crate::name::{Holds, LockName, Token};
 
-/// The names of the locks that a lease holds, in their order.
+/// What a lease holds: the names, in their order, and the digest of their tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    names: Names,
+    /// Of exactly the grants of `names`: what a client's own belief is compared with.
+    holds: Holds,
+}
+
+impl Held {
+    /// False if it was there already.
+    pub(crate) fn insert(&mut self, lock: LockName, token: Token) -> bool {
+        let is_new = self.names.insert(lock);
+        if is_new {
+            self.holds.add(token);
+        }
+        is_new
+    }
+
+    /// Takes out a lock that is held with this token.
+    pub(crate) fn remove(&mut self, lock: &LockName, token: Token) {
+        if self.names.remove(lock) {
+            self.holds.remove(token);
+        }
+    }
+
+    pub(crate) fn contains(&self, lock: &LockName) -> bool {
+        self.names.contains(lock)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(crate) fn holds(&self) -> Holds {
+        self.holds
+    }
+
+    /// The only one.
+    pub(crate) fn only(&self) -> Option<&LockName> {
+        match &self.names {
+            Names::One(lock) => Some(lock),
+            Names::Nothing | Names::Several(_) => None,
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &LockName> {
+        self.names.within((Bound::Unbounded, Bound::Unbounded))
+    }
+
+    /// Those behind a name, or all.
+    pub(crate) fn after(&self, lock: Option<&LockName>) -> impl Iterator<Item = &LockName> {
+        let from = lock.map_or(Bound::Unbounded, |lock| Bound::Excluded(lock.as_str()));
+        self.names.within((from, Bound::Unbounded))
+    }
+
+    /// Those below a name.
+    pub(crate) fn below(&self, lock: &LockName) -> impl Iterator<Item = &LockName> {
+        let (from, before) = lock.below();
+        self.names.within((Bound::Included(&from), Bound::Excluded(&before)))
+    }
+}
+
+/// Names in their order.
 ///
 /// Invariant: `Several` has more than one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Held {
+enum Names {
     #[default]
     Nothing,
     One(LockName),
     Several(BTreeSet<LockName>),
 }
 
-impl Held {
+impl Names {
     /// False if it was there already.
-    pub(crate) fn insert(&mut self, lock: LockName) -> bool {
+    fn insert(&mut self, lock: LockName) -> bool {
         match self {
             Self::Nothing => {
                 *self = Self::One(lock);
@@ -35,22 +97,27 @@ impl Held {
         }
     }
 
-    pub(crate) fn remove(&mut self, lock: &LockName) {
+    /// False if it was not there.
+    fn remove(&mut self, lock: &LockName) -> bool {
         match self {
-            Self::One(only) if only == lock => *self = Self::Nothing,
+            Self::One(only) if only == lock => {
+                *self = Self::Nothing;
+                true
+            }
             Self::Several(locks) => {
-                locks.remove(lock);
+                let was_there = locks.remove(lock);
                 if locks.len() == 1
                     && let Some(last) = locks.pop_first()
                 {
                     *self = Self::One(last);
                 }
+                was_there
             }
-            Self::Nothing | Self::One(_) => {}
+            Self::Nothing | Self::One(_) => false,
         }
     }
 
-    pub(crate) fn contains(&self, lock: &LockName) -> bool {
+    fn contains(&self, lock: &LockName) -> bool {
         match self {
             Self::Nothing => false,
             Self::One(only) => only == lock,
@@ -58,22 +125,12 @@ impl Held {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         match self {
             Self::Nothing => 0,
             Self::One(_) => 1,
             Self::Several(locks) => locks.len(),
         }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &LockName> {
-        self.within((Bound::Unbounded, Bound::Unbounded))
-    }
-
-    /// Those below a name.
-    pub(crate) fn below(&self, lock: &LockName) -> impl Iterator<Item = &LockName> {
-        let (from, before) = lock.below();
-        self.within((Bound::Included(&from), Bound::Excluded(&before)))
     }
 
     fn within<'a>(
@@ -108,23 +165,28 @@ mod tests {
         let names = ["a/c", "a", "b", "a/b"].map(name);
         let mut held = Held::default();
         for (count, lock) in (1..).zip(&names) {
-            assert!(held.insert(lock.clone()) && !held.insert(lock.clone()) && held.contains(lock));
+            assert!(
+                held.insert(lock.clone(), Token(count as u64))
+                    && !held.insert(lock.clone(), Token(99))
+                    && held.contains(lock)
+            );
             assert_eq!(held.len(), count);
+            assert_eq!(held.holds(), Holds::of((1..=count as u64).map(Token)));
         }
         assert_eq!(held.iter().map(LockName::as_str).collect::<Vec<_>>(), ["a", "a/b", "a/c", "b"]);
         assert_eq!(below(&held, "a"), ["a/b", "a/c"]);
-        for (left, lock) in (0..names.len()).rev().zip(&names) {
-            held.remove(lock);
-            held.remove(lock);
+        for (token, (left, lock)) in (1..).zip((0..names.len()).rev().zip(&names)) {
+            held.remove(lock, Token(token));
+            held.remove(lock, Token(token));
             assert_eq!((held.len(), held.contains(lock)), (left, false));
         }
-        assert_eq!(held, Held::Nothing);
+        assert_eq!(held, Held::default());
     }
 
     #[test]
     fn one_lock_is_below_what_is_above_it_and_nothing_else() {
         let mut held = Held::default();
-        held.insert(name("a/b"));
+        held.insert(name("a/b"), Token(1));
         assert_eq!(
             (below(&held, "a"), below(&held, "a/b"), below(&held, "b")),
             (vec!["a/b"], vec![], vec![])

@@ -30,8 +30,8 @@ pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
 pub use holders::Grant;
 pub use name::{
-    ClusterId, Invalid, LeaseId, LockName, MemberId, NamePrefix, NodeIdentity, NodeName, OwnerId, RequestId,
-    Ticket, Token, Ttl, Value, WaitTime,
+    ClusterId, Holds, Invalid, LeaseId, LockName, MemberId, NamePrefix, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value, WaitTime,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{CountersSpent, Lease, LockView, NewBeginning, State};
+pub use state::{CountersSpent, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView};

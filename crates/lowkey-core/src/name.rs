@@ -7,6 +7,8 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
+pub use lowkey_token::{Holds, Token};
+
 use crate::limits::{
     LOCK_NAME_BYTES_MAX, NODE_NAME_BYTES_MAX, OWNER_ID_BYTES_MAX, REQUEST_ID_BYTES_MAX, TTL_SECONDS_MAX,
     TTL_SECONDS_MIN, VALUE_BYTES_MAX, WAIT_MS_MAX,
@@ -303,11 +305,6 @@ macro_rules! number_type {
 number_type! {
     /// A lease, counted from 1 and never reused.
     LeaseId
-}
-
-number_type! {
-    /// A fencing token: rises with every new grant of the group and never repeats.
-    Token
 }
 
 number_type! {

@@ -14,7 +14,6 @@ use crate::claim::Mode;
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{DecodeError, NodeInfoProto, decode_mode, decode_scope, encode_mode, encode_scope};
 use crate::fields::{Fnv, Sink as _};
-use crate::held::Held;
 use crate::holders::Grant;
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::mutants;
@@ -374,9 +373,9 @@ impl State {
             Reply::LeaseCreated { lease, .. } | Reply::Granted { lease, .. } => self.leases.get(&lease),
             _ => None,
         };
-        let granted = lease.and_then(|lease| match &lease.held {
-            Held::One(lock) => self.locks.get(lock)?.holders.iter().find(|grant| grant.request == request),
-            Held::Nothing | Held::Several(_) => None,
+        let granted = lease.and_then(|lease| {
+            let lock = lease.held.only()?;
+            self.locks.get(lock)?.holders.iter().find(|grant| grant.request == request)
         });
         let key = (
             lease.map(|lease| &lease.owner).filter(|known| **known == owner).unwrap_or(&owner).clone(),
@@ -405,7 +404,7 @@ impl State {
         let Some(lease) = self.leases.get_mut(&lease_id) else {
             return malformed(format!("lock {name} is held by lease {lease_id}, which does not exist"));
         };
-        if !lease.held.insert(name.clone()) || lease.is_waiting {
+        if !lease.held.insert(name.clone(), token) || lease.is_waiting {
             return malformed(format!("lock {name} is held by lease {lease_id}, which cannot be"));
         }
         // As in the lease's memory of requests: one text, kept once.

@@ -32,7 +32,7 @@ use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ti
 use crate::recent::Recent;
 
 pub use self::beginning::{CountersSpent, NewBeginning};
-pub use self::read::LockView;
+pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 
 /// Everything that the replicas of a group agree on.
 ///

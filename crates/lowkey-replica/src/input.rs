@@ -1,6 +1,6 @@
 //! What can happen to a replica, and what can be asked of it.
 
-use lowkey_core::{Command, LeaseId, MemberId, NodeName, WaitTime};
+use lowkey_core::{Command, Holds, LeaseId, MemberId, NodeName, WaitTime};
 use raft::eraftpb;
 
 use crate::guard::Report;
@@ -82,6 +82,8 @@ pub enum Request {
     Renew {
         /// Which.
         lease: LeaseId,
+        /// What its client believes that it holds, if that was told.
+        holds: Option<Holds>,
     },
     /// A look at the state, as it is when the question arrives or later.
     Read(Query),

@@ -126,6 +126,14 @@ impl LeaseTable {
         Renewal::Renewed(timing.ttl)
     }
 
+    /// How long an `Active` lease lives if it is not renewed; 0 where its time is over and nobody ended it yet.
+    pub(crate) fn remaining_ms(&self, now: Nanos, lease: LeaseId) -> Option<u64> {
+        match self.leases.get(&lease)?.status {
+            Status::Active { deadline } => Some(deadline.0.saturating_sub(now.0) / 1_000_000),
+            Status::Expiring => Some(0),
+        }
+    }
+
     /// R8: adds a gap in which the leader itself was stalled to every deadline.
     pub(crate) fn forgive(&mut self, gap_nanos: u64) {
         self.by_deadline.clear();

@@ -48,7 +48,7 @@ pub use history::{Compacted, Filter, History, Page, Position, Recorded};
 pub use input::{CallId, DiskRoom, Input, Request};
 pub use output::{CannotLead, Failure, LogRecord, Output, Persist, RecordKind, Response, SnapshotFile, Turn};
 pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
-pub use reads::Query;
+pub use reads::{Query, Remaining};
 pub use recovery::{Found, Founding, RecoverError, found};
 pub use replica::{Fatal, Replica};
 pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};

@@ -1,12 +1,14 @@
 //! What a replica wants done: messages to send, records to persist, answers to give.
 
 use lowkey_core::{
-    Change, Holder, InTheWay, LeaseId, LockName, LockView, MemberId, NodeName, Refusal, Reply, Ttl,
+    Change, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView, MemberId, NodeName, Refusal,
+    Reply, Ttl, WaitView,
 };
 use raft::eraftpb;
 
 use crate::guard::Report;
 use crate::input::CallId;
+use crate::reads::Remaining;
 use crate::snapshots::SnapshotJob;
 use crate::wire;
 
@@ -131,6 +133,8 @@ pub enum Response {
     Renewed {
         /// Its time to live.
         ttl: Ttl,
+        /// It holds something else than its client believes.
+        holds_differ: bool,
     },
     /// A wait was granted.
     GrantedAfter {
@@ -143,6 +147,8 @@ pub enum Response {
     Lock {
         /// Who holds it, and who waits for it.
         lock: LockView,
+        /// The time left of its holders' leases.
+        remaining: Remaining,
         /// The revision as of which this is true.
         revision: u64,
     },
@@ -152,6 +158,34 @@ pub enum Response {
         locks: Vec<LockView>,
         /// There are more behind the last.
         more: bool,
+        /// The time left of their holders' leases.
+        remaining: Remaining,
+        /// The revision as of which this is true.
+        revision: u64,
+    },
+    /// A lease.
+    Lease {
+        /// Which.
+        lease: LeaseView,
+        /// What it holds, by name.
+        grants: Vec<GrantView>,
+        /// There are more grants behind the last.
+        more: bool,
+        /// What it waits for, by name.
+        waits: Vec<WaitView>,
+        /// Its time left.
+        remaining: Remaining,
+        /// The revision as of which this is true.
+        revision: u64,
+    },
+    /// Some leases, by id.
+    Leases {
+        /// The leases.
+        leases: Vec<LeaseView>,
+        /// Where to go on, if there may be more.
+        next: Option<LeaseId>,
+        /// Their time left.
+        remaining: Remaining,
         /// The revision as of which this is true.
         revision: u64,
     },
@@ -161,6 +195,8 @@ pub enum Response {
         current: Option<Holder>,
         /// Who else holds the lock.
         other: Option<Holder>,
+        /// The time left of that holder's lease.
+        remaining: Remaining,
         /// The revision as of which this is true.
         revision: u64,
     },

@@ -1,14 +1,24 @@
 //! What may be asked of the applied state, and how it is answered: in bounded pieces, since the replica
 //! thread does it.
 
-use lowkey_core::{Holder, LockName, LockView, NamePrefix, State, Token, Waiter};
+use std::collections::BTreeMap;
 
-use crate::output::Response;
+use lowkey_core::{
+    Holder, LeaseId, LeaseView, LockName, LockView, NamePrefix, OwnerId, Refusal, State, Token, Waiter,
+};
+
+use crate::lease_table::LeaseTable;
+use crate::output::{Failure, Response};
+use crate::time::Nanos;
 
 /// Holders and waiters of one lock that are told, if it alone was asked for.
 const SHOWN_OF_ONE: usize = 1_000;
 /// Holders and waiters of each lock that are told in a list.
 const SHOWN_OF_MANY: usize = 10;
+/// What one lease waits for that is told.
+const WAITS_SHOWN: usize = 1_000;
+/// Leases that are looked through for those of one owner before an answer ends early.
+const LEASES_SEEN_MAX: usize = 10_000;
 /// About how many bytes an answer may have before it ends early.
 const ANSWER_BYTES: usize = 1024 * 1024;
 
@@ -29,6 +39,24 @@ pub enum Query {
         /// How many are wanted.
         count_max: usize,
     },
+    /// What a lease holds, and what it waits for.
+    Lease {
+        /// Which.
+        lease: LeaseId,
+        /// The name behind which to begin.
+        after: Option<LockName>,
+        /// How many grants are wanted.
+        count_max: usize,
+    },
+    /// Which leases there are.
+    Leases {
+        /// Whose; everybody's if it is not said.
+        owner: Option<OwnerId>,
+        /// The lease behind which to begin.
+        after: Option<LeaseId>,
+        /// How many are wanted.
+        count_max: usize,
+    },
     /// Whether a token is current.
     Token {
         /// The lock that it is of.
@@ -40,14 +68,37 @@ pub enum Query {
     Revision,
 }
 
-/// The answer as of the state.
-pub(crate) fn answer(state: &State, query: &Query) -> Response {
+/// How long leases live if they are not renewed, in ms, by lease. Only a leader knows, so an answer that may be
+/// old has none; and a lease has none whose time has not begun, or is over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remaining(BTreeMap<LeaseId, u64>);
+
+impl Remaining {
+    fn of(table: &LeaseTable, now: Nanos, leases: impl Iterator<Item = LeaseId>) -> Self {
+        Self(leases.filter_map(|lease| Some((lease, table.remaining_ms(now, lease)?))).collect())
+    }
+
+    /// The time left of a lease.
+    pub fn ms(&self, lease: LeaseId) -> Option<u64> {
+        self.0.get(&lease).copied()
+    }
+}
+
+/// The answer as of the state, and as of the leader's deadlines; the table of a replica that does not lead is
+/// empty.
+pub(crate) fn answer(
+    state: &State,
+    table: &LeaseTable,
+    now: Nanos,
+    query: &Query,
+) -> Result<Response, Failure> {
     let revision = state.revision();
-    match query {
+    let holders = |holders: &[Holder]| Remaining::of(table, now, holders.iter().map(|holder| holder.lease));
+    Ok(match query {
         Query::Lock { lock } => {
             let mut lock = state.lock(lock, SHOWN_OF_ONE);
             shorten(&mut lock);
-            Response::Lock { lock, revision }
+            Response::Lock { remaining: holders(&lock.holders), lock, revision }
         }
         Query::Locks { prefix, after, count_max } => {
             let mut found = state.locks_with(prefix, after.as_ref(), SHOWN_OF_MANY);
@@ -60,7 +111,37 @@ pub(crate) fn answer(state: &State, query: &Query) -> Response {
                 bytes += size(&lock);
                 locks.push(lock);
             }
-            Response::Locks { more: found.next().is_some(), locks, revision }
+            let all = locks.iter().flat_map(|lock| &lock.holders).map(|holder| holder.lease);
+            let remaining = Remaining::of(table, now, all);
+            Response::Locks { more: found.next().is_some(), locks, remaining, revision }
+        }
+        Query::Lease { lease, after, count_max } => {
+            let Some(view) = state.lease_view(*lease) else {
+                return Err(Failure::Refused(Refusal::LeaseNotFound { lease: *lease }));
+            };
+            let mut found = state.grants_of(*lease, after.as_ref());
+            let grants = found.by_ref().take(*count_max).collect();
+            let waits = match after {
+                Some(_) => Vec::new(),
+                None => state.waits_of(*lease).take(WAITS_SHOWN).collect(),
+            };
+            let remaining = Remaining::of(table, now, std::iter::once(*lease));
+            Response::Lease { lease: view, grants, more: found.next().is_some(), waits, remaining, revision }
+        }
+        Query::Leases { owner, after, count_max } => {
+            let mut leases: Vec<LeaseView> = Vec::new();
+            let mut next = *after;
+            let mut found = state.leases_after(*after).take(LEASES_SEEN_MAX);
+            while leases.len() < *count_max {
+                let Some(view) = found.next() else { break };
+                next = Some(view.lease);
+                if owner.as_ref().is_none_or(|owner| *owner == view.owner) {
+                    leases.push(view);
+                }
+            }
+            let next = next.filter(|last| state.leases_after(Some(*last)).next().is_some());
+            let remaining = Remaining::of(table, now, leases.iter().map(|view| view.lease));
+            Response::Leases { leases, next, remaining, revision }
         }
         Query::Token { lock, token } => {
             let current = state.holder_with(lock, *token);
@@ -68,10 +149,11 @@ pub(crate) fn answer(state: &State, query: &Query) -> Response {
                 Some(_) => None,
                 None => state.lock(lock, 1).holders.pop(),
             };
-            Response::Token { current, other, revision }
+            let told = current.iter().chain(&other).map(|holder| holder.lease);
+            Response::Token { remaining: Remaining::of(table, now, told), current, other, revision }
         }
         Query::Revision => Response::Revision(revision),
-    }
+    })
 }
 
 /// Leaves out whoever would make the answer too long; the counts still tell of them.
@@ -125,7 +207,9 @@ mod tests {
             };
             state.apply(index, 1, &command).reply.unwrap();
         }
-        let Response::Lock { lock, .. } = answer(&state, &Query::Lock { lock }) else { unreachable!() };
+        let table = LeaseTable::new(0);
+        let answer = answer(&state, &table, Nanos(0), &Query::Lock { lock });
+        let Ok(Response::Lock { lock, .. }) = answer else { unreachable!() };
         assert_eq!(lock.holder_count, 400);
         assert!(size(&lock) <= ANSWER_BYTES + 1 && lock.holders.len() > 200, "{}", lock.holders.len());
     }

@@ -289,7 +289,9 @@ impl Replica {
             return self.output.reply(call, Err(Failure::Diverged));
         }
         if let Request::ReadStale(query) = request {
-            return self.output.reply(call, Ok(reads::answer(&self.state, &query)));
+            // Only a round says that the deadlines are those of the leader.
+            let answer = reads::answer(&self.state, &LeaseTable::new(0), now, &query);
+            return self.output.reply(call, answer);
         }
         if self.node.raft.state != StateRole::Leader {
             let leader = self.leader();
@@ -297,12 +299,12 @@ impl Replica {
         }
         match request {
             // R2: the arrival is this input's own reading of the clock.
-            Request::Renew { lease } => {
+            Request::Renew { lease, holds } => {
                 let arrival = match self.last_tick {
                     Some(last_tick) if mutants::is_active("arrival taken from the tick") => last_tick,
                     _ => now,
                 };
-                self.join_round(call, Wish::Renew { lease, arrival });
+                self.join_round(call, Wish::Renew { lease, holds, arrival });
             }
             Request::Read(query) | Request::ReadStale(query) => self.join_round(call, Wish::Read(query)),
             Request::Command(command) => self.command(now, call, command, WaitTime::NONE),
@@ -539,14 +541,22 @@ impl Replica {
     fn serve_rounds(&mut self, now: Nanos) {
         for Waiter { call, wish } in self.rounds.take_served(self.state.revision()) {
             match wish {
-                Wish::Renew { lease, arrival } => match self.leases.renew(lease, arrival) {
-                    Renewal::Renewed(ttl) => self.output.reply(call, Ok(Response::Renewed { ttl })),
+                Wish::Renew { lease, holds, arrival } => match self.leases.renew(lease, arrival) {
+                    Renewal::Renewed(ttl) => {
+                        // As of the round: what was granted or ended since the client asked counts too, and
+                        // the client knows what it had under way.
+                        let holds_differ = holds.is_some_and(|told| self.state.holds_of(lease) != Some(told));
+                        self.output.reply(call, Ok(Response::Renewed { ttl, holds_differ }));
+                    }
                     Renewal::Expiring => self.renewals_in_doubt.entry(lease).or_default().push(call),
                     Renewal::Gone => {
                         self.output.reply(call, Err(Failure::Refused(Refusal::LeaseNotFound { lease })));
                     }
                 },
-                Wish::Read(query) => self.output.reply(call, Ok(reads::answer(&self.state, &query))),
+                Wish::Read(query) => {
+                    let answer = reads::answer(&self.state, &self.leases, now, &query);
+                    self.output.reply(call, answer);
+                }
                 Wish::Check { command, wait } => match self.state.check(&command) {
                     // What it names may have been taken in after it.
                     Err(_) if self.may_name_later(&command) => self.feasible.push((call, command, wait)),

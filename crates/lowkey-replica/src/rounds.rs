@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use lowkey_core::{Command, LeaseId, WaitTime, mutants};
+use lowkey_core::{Command, Holds, LeaseId, WaitTime, mutants};
 
 use crate::input::CallId;
 use crate::reads::Query;
@@ -33,7 +33,7 @@ pub(crate) struct Waiter {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Wish {
     /// R2: renew the lease as of the request's arrival.
-    Renew { lease: LeaseId, arrival: Nanos },
+    Renew { lease: LeaseId, holds: Option<Holds>, arrival: Nanos },
     /// Answer from the applied state.
     Read(Query),
     /// The command would be refused, or answered as before: if it still would, say so without an

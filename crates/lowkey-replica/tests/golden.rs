@@ -19,6 +19,7 @@
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [wait=MS] [mode=shared] [scope=subtree] [value=TEXT]`
 //! - `release LOCK [token=TOKEN]` with `lease=LEASE`, or `acquire=ID` and `lease=LEASE|owner=OWNER`
 //! - `set_value LOCK OWNER lease=LEASE [token=TOKEN] value=TEXT`
+//! - `renew LEASE [holds=TOKEN,TOKEN]`, `lease LEASE [after=LOCK] [max=COUNT]`, `leases [owner=OWNER] [after=LEASE] [max=COUNT]`
 //! - `get LOCK`, `list [PREFIX] [after=LOCK] [max=COUNT]`, `check LOCK token=TOKEN`, `revision`; with
 //!   `stale=true` from what the node itself knows
 //! - `request=ID` where a request id matters; `call=NAME` for a caller that leaves with `gone NAME`

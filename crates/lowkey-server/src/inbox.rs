@@ -251,9 +251,9 @@ mod tests {
     fn renewals_go_before_requests_for_more() {
         let inbox = Inbox::default();
         inbox.ask(create_lease(), oneshot::channel().0);
-        inbox.ask(Request::Renew { lease: LeaseId(1) }, oneshot::channel().0);
+        inbox.ask(Request::Renew { lease: LeaseId(1), holds: None }, oneshot::channel().0);
         let batch = inbox.take(None).unwrap();
-        assert_eq!(batch.requests[0].request, Request::Renew { lease: LeaseId(1) });
+        assert_eq!(batch.requests[0].request, Request::Renew { lease: LeaseId(1), holds: None });
         assert_eq!(batch.requests[1].request, create_lease());
     }
 
@@ -267,7 +267,7 @@ mod tests {
         inbox.ask(create_lease(), sender);
         assert_eq!(receiver.try_recv().unwrap(), Err(Failure::Busy));
         let (sender, mut receiver) = oneshot::channel();
-        inbox.ask(Request::Renew { lease: LeaseId(1) }, sender);
+        inbox.ask(Request::Renew { lease: LeaseId(1), holds: None }, sender);
         assert!(receiver.try_recv().is_err(), "the renewal waits for its turn");
     }
 

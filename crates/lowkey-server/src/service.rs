@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use lowkey_api::v1::{
-    AcquireLockRequest, AddPeerRequest, CheckTokenRequest, CreateLeaseRequest, GetLockRequest,
-    ListLocksRequest, ProclaimRequest, ReleaseLockRequest, RemovePeerRequest, RenewLeaseRequest,
-    RevokeLeaseRequest, TransferLeaderRequest,
+    AcquireLockRequest, AddPeerRequest, CheckTokenRequest, CreateLeaseRequest, GetLeaseRequest,
+    GetLockRequest, ListLeasesRequest, ListLocksRequest, ProclaimRequest, ReleaseLockRequest,
+    RemovePeerRequest, RenewLeaseRequest, RevokeLeaseRequest, TransferLeaderRequest,
 };
 use lowkey_api::{ApiError, ErrorDetail, Reason};
 use lowkey_core::MemberId;
@@ -261,6 +261,8 @@ impl Service {
             CheckTokenRequest::NUMBER => self.answer::<CheckTokenRequest>(request).await,
             ProclaimRequest::NUMBER => self.answer::<ProclaimRequest>(request).await,
             ReadRevisionRequest::NUMBER => self.answer::<ReadRevisionRequest>(request).await,
+            GetLeaseRequest::NUMBER => self.answer::<GetLeaseRequest>(request).await,
+            ListLeasesRequest::NUMBER => self.answer::<ListLeasesRequest>(request).await,
             RemovePeerRequest::NUMBER => self.answer::<RemovePeerRequest>(request).await,
             TransferLeaderRequest::NUMBER => self.answer::<TransferLeaderRequest>(request).await,
             _ => refusal(ApiError::new(

@@ -243,7 +243,9 @@ impl Client {
     pub(crate) fn awaits(&self, id: u64) -> Option<Request> {
         match (&self.operation, self.lease) {
             (Some(operation), _) if operation.id == id => Some(operation.request.clone()),
-            (_, Some(lease)) if self.renewals.contains_key(&id) => Some(Request::Renew { lease: lease.id }),
+            (_, Some(lease)) if self.renewals.contains_key(&id) => {
+                Some(Request::Renew { lease: lease.id, holds: None })
+            }
             _ => None,
         }
     }

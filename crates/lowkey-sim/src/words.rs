@@ -62,7 +62,7 @@ pub(crate) fn handed_over(committed: &Committed) -> impl Iterator<Item = String>
 pub(crate) fn request_words(request: &Request) -> String {
     match request {
         Request::Command(command) => command_words(command),
-        Request::Renew { lease } => format!("renew lease {lease}"),
+        Request::Renew { lease, .. } => format!("renew lease {lease}"),
         Request::Wait { command, wait } => {
             format!("{}, waiting for up to {} ms", command_words(command), wait.milliseconds())
         }
@@ -78,6 +78,8 @@ fn query_words(query: &Query) -> String {
         Query::Locks { prefix, .. } if prefix.as_str().is_empty() => "list the locks".to_owned(),
         Query::Locks { prefix, .. } => format!("list the locks that begin with {prefix}"),
         Query::Token { lock, token } => format!("say whether token {token} of {lock} is current"),
+        Query::Lease { lease, .. } => format!("say what lease {lease} holds"),
+        Query::Leases { .. } => "list the leases".to_owned(),
         Query::Revision => "say how far the log goes".to_owned(),
     }
 }
@@ -155,17 +157,23 @@ pub(crate) fn outcome_words(reply: &Result<Reply, Refusal>) -> String {
 pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
     match answer {
         Ok(Response::Applied(reply)) => reply_words(reply),
-        Ok(Response::Renewed { ttl }) => format!("it lives for {} s more", ttl.seconds()),
+        Ok(Response::Renewed { ttl, .. }) => format!("it lives for {} s more", ttl.seconds()),
         Ok(Response::GrantedAfter { reply, waited_ms }) => {
             format!("{} after {waited_ms} ms", reply_words(reply))
         }
-        Ok(Response::Lock { lock, revision }) => format!("{}, as of entry {revision}", lock_words(lock)),
-        Ok(Response::Locks { locks, more, revision }) => {
+        Ok(Response::Lock { lock, revision, .. }) => format!("{}, as of entry {revision}", lock_words(lock)),
+        Ok(Response::Locks { locks, more, revision, .. }) => {
             let held = counted(locks.len(), "lock");
             let more = if *more { " and more" } else { "" };
             format!("there are {held}{more}, as of entry {revision}")
         }
-        Ok(Response::Token { current, other, revision }) => {
+        Ok(Response::Lease { lease, grants, revision, .. }) => {
+            format!("lease {} holds {} locks, as of entry {revision}", lease.lease, grants.len())
+        }
+        Ok(Response::Leases { leases, revision, .. }) => {
+            format!("{} leases, as of entry {revision}", leases.len())
+        }
+        Ok(Response::Token { current, other, revision, .. }) => {
             let who = match (current, other) {
                 (Some(holder), _) => format!("it is, {} has it", holder.owner),
                 (None, Some(other)) => format!("it is not, {}", holder_words(other)),

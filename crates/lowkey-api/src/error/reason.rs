@@ -124,6 +124,12 @@ reasons! {
     /// The disk has no room for new grants.
     LimitDisk = "LIMIT_DISK", ResourceExhausted, 429, Retry;
 
+    /// A JSON body or a query has a field that the call does not know.
+    UnknownField = "UNKNOWN_FIELD", InvalidArgument, 400, GiveUp;
+    /// A web page of another origin asked for it.
+    ForeignOrigin = "FOREIGN_ORIGIN", PermissionDenied, 403, GiveUp;
+    /// The request names a host that this node is not known by.
+    ForeignHost = "FOREIGN_HOST", PermissionDenied, 403, GiveUp;
     /// The path is none of the API's, or not on this port.
     NoSuchRoute = "NO_SUCH_ROUTE", Unimplemented, 404, GiveUp;
     /// The path exists, but not with this method.
@@ -139,6 +145,7 @@ reasons! {
 /// or of a session.
 const INVALID: &[(&str, &str)] = &[
     ("acquire_request_id", "INVALID_ACQUIRE_REQUEST_ID"),
+    ("actor", "INVALID_ACTOR"),
     ("after", "INVALID_AFTER"),
     ("body", "INVALID_BODY"),
     ("campaign_request_id", "INVALID_CAMPAIGN_REQUEST_ID"),
@@ -147,6 +154,7 @@ const INVALID: &[(&str, &str)] = &[
     ("fencing_token", "INVALID_FENCING_TOKEN"),
     ("from", "INVALID_FROM"),
     ("grpc_address", "INVALID_GRPC_ADDRESS"),
+    ("holds", "INVALID_HOLDS"),
     ("http_address", "INVALID_HTTP_ADDRESS"),
     ("identity", "INVALID_IDENTITY"),
     ("lease_id", "INVALID_LEASE_ID"),
@@ -271,6 +279,7 @@ mod tests {
     fn http_statuses_go_with_grpc_codes() {
         for reason in Reason::PLAIN {
             let codes: &[Code] = match reason.http_status() {
+                400 => &[Code::InvalidArgument],
                 403 => &[Code::PermissionDenied],
                 404 => &[Code::NotFound, Code::Unimplemented],
                 405 => &[Code::Unimplemented],

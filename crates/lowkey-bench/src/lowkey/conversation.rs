@@ -112,7 +112,14 @@ impl Conversation {
     /// Ends a lease of this conversation, and all that it holds.
     pub(crate) async fn revoke_lease(&mut self, lease_id: u64) -> Result<(), Problem> {
         let (owner_id, request_id) = (self.owner.clone(), self.request_id());
-        self.ask(Call::RevokeLease(RevokeLeaseRequest { lease_id, owner_id, request_id })).await.map(|_| ())
+        self.ask(Call::RevokeLease(RevokeLeaseRequest {
+            lease_id,
+            owner_id,
+            request_id,
+            ..RevokeLeaseRequest::default()
+        }))
+        .await
+        .map(|_| ())
     }
 
     /// Takes all these locks with one lease.
@@ -175,7 +182,7 @@ pub(crate) async fn renew_all(channel: Channel, leases: &[u64]) -> Result<Vec<(u
     let mut renewed = Vec::with_capacity(leases.len());
     for lease_ids in leases.chunks(LEASES_A_MESSAGE) {
         let sent = Instant::now();
-        let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.to_vec() });
+        let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.to_vec(), holds: Vec::new() });
         let Answer::RenewLeases(answer) = conversation.ask(call).await? else { return Err(astray()) };
         for renewal in answer.renewals {
             if !renewal.error_reason.is_empty() {

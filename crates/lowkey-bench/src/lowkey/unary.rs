@@ -144,7 +144,8 @@ impl LockClient for UnaryClient {
         async move {
             for lease_id in std::mem::take(&mut self.leases) {
                 let (owner_id, request_id) = (self.owner.clone(), self.request_id());
-                let request = RevokeLeaseRequest { lease_id, owner_id, request_id };
+                let request =
+                    RevokeLeaseRequest { lease_id, owner_id, request_id, ..RevokeLeaseRequest::default() };
                 let _: RevokeLeaseResponse = self.calls.call(REVOKE_LEASE, request, Duration::ZERO).await?;
             }
             Ok(())

@@ -398,8 +398,10 @@ impl Holder {
         let Some(id) = self.lease.as_ref().map(|lease| lease.id) else { return false };
         let invoked = now();
         let mut client = self.links.client();
-        let told =
-            self.links.once(RENEWAL_ATTEMPT, client.renew_lease(RenewLeaseRequest { lease_id: id })).await;
+        let told = self
+            .links
+            .once(RENEWAL_ATTEMPT, client.renew_lease(RenewLeaseRequest { lease_id: id, holds: None }))
+            .await;
         let (outcome, is_gone) = match told {
             Told::Yes(_) => {
                 if let Some(lease) = &mut self.lease {
@@ -460,7 +462,12 @@ impl Holder {
         let Some(lease_id) = self.lease.take().map(|lease| lease.id) else { return };
         let request_id = self.next_request();
         let owner_id = self.owner.clone();
-        let request = RevokeLeaseRequest { lease_id, owner_id, request_id: request_id.clone() };
+        let request = RevokeLeaseRequest {
+            lease_id,
+            owner_id,
+            request_id: request_id.clone(),
+            ..RevokeLeaseRequest::default()
+        };
         let invoked = now();
         let call = |mut client: LockServiceClient<Channel>| {
             let request = request.clone();

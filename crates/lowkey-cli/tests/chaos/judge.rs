@@ -227,7 +227,7 @@ impl<'a> Judge<'a> {
                 let left = ticket.and_then(|ticket| self.chronicle.left(ticket));
                 left.map(|_| ()).ok_or_else(|| impossible(at, event))
             }
-            EventType::Heartbeat | EventType::End => Ok(()),
+            EventType::Heartbeat | EventType::End | EventType::Vacant => Ok(()),
         };
         if let Err(violation) = outcome {
             self.found.push(Finding { violation, at: Some(seen), lock: Some(lock) });

@@ -398,7 +398,7 @@ async fn what_is_anothers_or_gone_is_refused_and_left_alone() {
     target.assert_refused("/v1/lock/release", free, 404, "LOCK_NOT_FOUND").await;
 
     // The stream of renewals answers each by itself, and goes on.
-    let beats = [0, u64::MAX, mine].map(|lease_id| HeartbeatRequest { lease_id, seq: lease_id });
+    let beats = [0, u64::MAX, mine].map(|lease_id| HeartbeatRequest { lease_id, seq: lease_id, holds: None });
     let mut answers = target.client.heartbeat(tokio_stream::iter(beats)).await.unwrap().into_inner();
     let mut reasons = Vec::new();
     while let Some(answer) = answers.next().await {

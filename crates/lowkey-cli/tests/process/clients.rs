@@ -159,6 +159,7 @@ impl Links {
             lease_id,
             owner_id: owner.to_owned(),
             request_id: format!("revoke-{lease_id}"),
+            ..RevokeLeaseRequest::default()
         };
         let call = |mut client: LockServiceClient<Channel>| {
             let request = request.clone();

@@ -43,7 +43,7 @@ async fn renew(channel: Channel, renewals: Renewals) {
             } else {
                 continue;
             }
-            sender.send(HeartbeatRequest { lease_id, seq: 0 }).await.unwrap();
+            sender.send(HeartbeatRequest { lease_id, seq: 0, holds: None }).await.unwrap();
             sent += 1;
         }
         for _ in 0..sent {

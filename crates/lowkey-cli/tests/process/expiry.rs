@@ -22,7 +22,7 @@ async fn heartbeat(
     let sending = tokio::spawn(async move {
         for seq in 1.. {
             for lease_id in &leases {
-                if sender.send(HeartbeatRequest { lease_id: *lease_id, seq }).await.is_err() {
+                if sender.send(HeartbeatRequest { lease_id: *lease_id, seq, holds: None }).await.is_err() {
                     return;
                 }
             }
@@ -72,7 +72,7 @@ async fn an_unrenewed_lease_frees_its_lock_on_time_while_many_are_renewed() {
         client.acquire_lock(acquire("dying", dying, 0)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(700)).await;
         let renewal_sent = Instant::now();
-        client.renew_lease(RenewLeaseRequest { lease_id: dying }).await.unwrap();
+        client.renew_lease(RenewLeaseRequest { lease_id: dying, holds: None }).await.unwrap();
         let renewal_acknowledged = Instant::now();
         while client.acquire_lock(acquire("next", 0, 60)).await.is_err() {
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -40,7 +40,7 @@ async fn renew_all_the_time(
             while !stop.load(Ordering::Relaxed) {
                 tokio::time::sleep(Duration::from_millis(650)).await;
                 for turn in (0..clients.len()).cycle() {
-                    let call = clients[turn].renew_lease(RenewLeaseRequest { lease_id });
+                    let call = clients[turn].renew_lease(RenewLeaseRequest { lease_id, holds: None });
                     match tokio::time::timeout(Duration::from_millis(300), call).await {
                         Ok(Ok(_)) => break,
                         Ok(Err(status)) => {

@@ -20,8 +20,9 @@ async fn a_leader_that_was_paused_acknowledges_nothing_on_its_old_authority() {
     cluster.nodes[old].pause();
     // These reach the paused leader's sockets and wait there.
     let mut renewing = old_client.clone();
-    let renewal =
-        tokio::spawn(async move { renewing.renew_lease(RenewLeaseRequest { lease_id: doomed }).await });
+    let renewal = tokio::spawn(async move {
+        renewing.renew_lease(RenewLeaseRequest { lease_id: doomed, holds: None }).await
+    });
     let mut acquiring = old_client.clone();
     let stale = contested.clone();
     let acquire = tokio::spawn(async move { acquiring.acquire_lock(stale).await });

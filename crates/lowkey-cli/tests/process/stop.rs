@@ -18,7 +18,7 @@ async fn a_leader_hands_over_and_ends_its_streams_cleanly() {
     let lease_id = lease(std::slice::from_mut(&mut client), "streamer", 60).await;
     let (sender, receiver) = mpsc::channel(16);
     let mut answers = client.heartbeat(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-    sender.send(HeartbeatRequest { lease_id, seq: 7 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id, seq: 7, holds: None }).await.unwrap();
     let answer = answers.next().await.unwrap().unwrap();
     assert_eq!((answer.lease_id, answer.seq, answer.ttl_seconds), (lease_id, 7, 60));
 

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
+use futures::StreamExt as _;
 use futures::stream::{BoxStream, FuturesUnordered};
-use futures::{FutureExt as _, StreamExt as _};
 use lowkey_api::ApiError;
 use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{HeartbeatResponse, LeasesRenewed, RenewLeaseRequest, SessionAnswer, SessionCall};
+use lowkey_api::v1::{
+    HeartbeatResponse, LeasesRenewed, RenewLeaseRequest, RenewLeaseResponse, SessionAnswer, SessionCall,
+};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -79,9 +81,13 @@ async fn answer(channel: Channel, call: Call) -> Result<Answer, Status> {
         Call::ReleaseLock(request) => {
             client.release_lock(request).await.map(|r| Answer::ReleaseLock(r.into_inner()))
         }
+        Call::GetLease(request) => client.get_lease(request).await.map(|r| Answer::GetLease(r.into_inner())),
         Call::GetLock(request) => client.get_lock(request).await.map(|r| Answer::GetLock(r.into_inner())),
         Call::RenewLeases(request) => {
-            let renewals = request.lease_ids.into_iter().map(|lease_id| renew(client.clone(), lease_id));
+            let holds = request.holds.into_iter().map(Some).chain(std::iter::repeat(None));
+            let leases = request.lease_ids.into_iter().zip(holds);
+            let renewals =
+                leases.map(|(lease_id, holds)| renew(client.clone(), RenewLeaseRequest { lease_id, holds }));
             let renewals: Vec<HeartbeatResponse> = renewals.collect::<FuturesUnordered<_>>().collect().await;
             Ok(Answer::RenewLeases(LeasesRenewed { renewals }))
         }
@@ -99,19 +105,20 @@ async fn answer(channel: Channel, call: Call) -> Result<Answer, Status> {
     })
 }
 
-async fn renew(mut client: LockServiceClient<Channel>, lease_id: u64) -> HeartbeatResponse {
-    let renewed = client.renew_lease(RenewLeaseRequest { lease_id }).map(|answer| match answer {
-        Ok(response) => (response.into_inner().ttl_seconds, None),
-        Err(status) => (0, Some(status)),
-    });
-    let (ttl_seconds, refused) = renewed.await;
+async fn renew(mut client: LockServiceClient<Channel>, request: RenewLeaseRequest) -> HeartbeatResponse {
+    let lease_id = request.lease_id;
+    let (renewed, refused) = match client.renew_lease(request).await {
+        Ok(response) => (response.into_inner(), None),
+        Err(status) => (RenewLeaseResponse::default(), Some(status)),
+    };
     let error = refused.as_ref().map(|status| {
         ApiError::from_status(status)
             .unwrap_or_else(|| ApiError::new(lowkey_api::Reason::NoLeader, status.message()))
     });
     HeartbeatResponse {
         lease_id,
-        ttl_seconds,
+        ttl_seconds: renewed.ttl_seconds,
+        holds_differ: renewed.holds_differ,
         error_reason: error.as_ref().map(|error| error.reason.to_string()).unwrap_or_default(),
         error_message: error.map(|error| error.message).unwrap_or_default(),
         ..HeartbeatResponse::default()

@@ -152,7 +152,7 @@ impl State {
         let token = self.next_token();
         let lease_id = claim.lease.expect("a grant hangs on a lease");
         let lease = self.leases.get_mut(&lease_id).expect("a grant hangs on a lease that exists");
-        lease.held.insert(claim.lock.clone());
+        lease.held.insert(claim.lock.clone(), token);
         let owner = lease.owner.clone();
         let grant = Grant {
             lease: lease_id,
@@ -193,8 +193,8 @@ impl State {
         let mut freed = Freed::default();
         match self.released(lock, grant, token).unwrap_or_else(|_| unreachable!("it passed the check")) {
             Released::Grant(lease_id) => {
-                self.free(lock, lease_id, Cause::Released, &mut freed, events);
-                self.leases.get_mut(&lease_id).expect("a holder's lease exists").held.remove(lock);
+                let token = self.free(lock, lease_id, Cause::Released, &mut freed, events);
+                self.leases.get_mut(&lease_id).expect("a holder's lease exists").held.remove(lock, token);
             }
             Released::Wait(ticket) => {
                 self.end_wait(ticket, WaitEnd::GivenUp { lock: lock.clone() }, &mut freed, events);
@@ -242,8 +242,8 @@ impl State {
     fn free_since(&mut self, ticket: Ticket, freed: &mut Freed, events: &mut Vec<Event>) {
         let since = self.grants().find(|(_, grant)| grant.revision > ticket.0);
         if let Some((lock, lease)) = since.map(|(lock, grant)| (lock.clone(), grant.lease)) {
-            self.free(&lock, lease, Cause::Released, freed, events);
-            self.leases.get_mut(&lease).expect("a holder's lease exists").held.remove(&lock);
+            let token = self.free(&lock, lease, Cause::Released, freed, events);
+            self.leases.get_mut(&lease).expect("a holder's lease exists").held.remove(&lock, token);
         }
     }
 
@@ -299,7 +299,7 @@ impl State {
         held.len() as u64
     }
 
-    /// Takes a lock from a holder.
+    /// Takes a lock from a holder, and says with which token it was held.
     fn free(
         &mut self,
         name: &LockName,
@@ -307,7 +307,7 @@ impl State {
         cause: Cause,
         freed: &mut Freed,
         events: &mut Vec<Event>,
-    ) {
+    ) -> Token {
         let grant = self.take_grant(name, lease).expect("a lock that is freed was held by that lease");
         self.paths.free(name, lease, grant.mode, grant.scope);
         self.forget_if_unused(name);
@@ -315,6 +315,7 @@ impl State {
         let owner = self.leases[&lease].owner.clone();
         let change = change_of_grant(ChangeKind::Freed(cause), name, owner, &grant);
         events.push(Event::Changed(Change { value: Value::default(), ..change }));
+        grant.token
     }
 
     fn add_member(&mut self, node: &NodeInfo) -> MemberId {

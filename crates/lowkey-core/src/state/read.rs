@@ -4,9 +4,12 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::{Lease, Lock, State, Wait};
+use crate::claim::{Mode, Scope};
 use crate::command::{Holder, NodeInfo, Waiter};
 use crate::holders::Grant;
-use crate::name::{ClusterId, LeaseId, LockName, MemberId, NamePrefix, Ticket, Token};
+use crate::name::{
+    ClusterId, Holds, LeaseId, LockName, MemberId, NamePrefix, OwnerId, RequestId, Ticket, Token, Ttl,
+};
 
 /// A lock as it is told to others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,53 @@ pub struct LockView {
     pub waiters: Vec<Waiter>,
     /// How many wait for it.
     pub waiter_count: usize,
+}
+
+/// A lease as it is told to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    /// Which.
+    pub lease: LeaseId,
+    /// Whom it belongs to.
+    pub owner: OwnerId,
+    /// How long it lives without renewal.
+    pub ttl: Ttl,
+    /// R7: the acquire that is to make it still waits; its time has not begun.
+    pub is_waiting: bool,
+    /// How many locks it holds.
+    pub grant_count: usize,
+    /// How many it waits for.
+    pub wait_count: usize,
+}
+
+/// What a lease holds, as it is told to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantView {
+    /// The lock.
+    pub lock: LockName,
+    /// The grant's fencing token.
+    pub token: Token,
+    /// How it is held.
+    pub mode: Mode,
+    /// What it covers.
+    pub scope: Scope,
+    /// The acquire that it was granted to.
+    pub request: RequestId,
+    /// The proposer's wall clock when it was granted, for display only.
+    pub since_unix_ms: u64,
+}
+
+/// What a lease waits for, as it is told to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitView {
+    /// The lock.
+    pub lock: LockName,
+    /// How it is to be held.
+    pub mode: Mode,
+    /// What it is to cover.
+    pub scope: Scope,
+    /// The acquire that waits.
+    pub request: RequestId,
 }
 
 impl State {
@@ -47,6 +97,61 @@ impl State {
     /// Every lease, by id.
     pub fn leases(&self) -> impl ExactSizeIterator<Item = (LeaseId, &Lease)> {
         self.leases.iter().map(|(id, lease)| (*id, &**lease))
+    }
+
+    /// The leases behind one, by id.
+    pub fn leases_after(&self, after: Option<LeaseId>) -> impl Iterator<Item = LeaseView> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let views = self.leases.range((from, Bound::Unbounded));
+        views.map(|(id, lease)| LeaseView {
+            lease: *id,
+            owner: lease.owner.clone(),
+            ttl: lease.ttl,
+            is_waiting: lease.is_waiting,
+            grant_count: lease.held.len(),
+            wait_count: lease.lock_count() - lease.held.len(),
+        })
+    }
+
+    /// A lease as it is told to others.
+    pub fn lease_view(&self, lease: LeaseId) -> Option<LeaseView> {
+        let before = LeaseId(lease.0.checked_sub(1)?);
+        self.leases_after(Some(before)).next().filter(|view| view.lease == lease)
+    }
+
+    /// How many locks a lease holds, and the digest of their tokens.
+    pub fn holds_of(&self, lease: LeaseId) -> Option<Holds> {
+        self.leases.get(&lease).map(|lease| lease.held.holds())
+    }
+
+    /// What a lease holds behind a name, by name.
+    pub fn grants_of(&self, lease: LeaseId, after: Option<&LockName>) -> impl Iterator<Item = GrantView> {
+        let held = self.leases.get(&lease).into_iter().flat_map(move |lease| lease.held.after(after));
+        held.filter_map(move |lock| {
+            let grant = self.locks.get(lock)?.holders.get(lease)?;
+            Some(GrantView {
+                lock: lock.clone(),
+                token: grant.token,
+                mode: grant.mode,
+                scope: grant.scope,
+                request: grant.request.clone(),
+                since_unix_ms: grant.since_unix_ms,
+            })
+        })
+    }
+
+    /// What a lease waits for, by name.
+    pub fn waits_of(&self, lease: LeaseId) -> impl Iterator<Item = WaitView> {
+        let waits = self.leases.get(&lease).and_then(|lease| lease.waits.as_ref());
+        waits.into_iter().flat_map(|waits| &waits.by_lock).filter_map(|(lock, ticket)| {
+            let wait = self.waits.get(ticket)?;
+            Some(WaitView {
+                lock: lock.clone(),
+                mode: wait.mode,
+                scope: wait.scope,
+                request: wait.request.clone(),
+            })
+        })
     }
 
     /// How many locks are held or waited for.

@@ -252,7 +252,7 @@ impl World {
                 }
                 _ => return Request::Read(Query::Revision),
             },
-            9 => return Request::Renew { lease },
+            9 => return Request::Renew { lease, holds: None },
             10 => Command::RevokeLease { lease, owner, since_unix_ms, request },
             _ => {
                 let owner = OwnerId::parse("somebody").expect("a good owner");

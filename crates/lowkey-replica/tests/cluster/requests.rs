@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, LeaseId, LockName, Mode, NamePrefix, NodeIdentity, OwnerId, RequestId,
-    Requester, Scope, Token, Ttl, Value, WaitTime,
+    AcquireWith, Command, GrantRef, Holds, LeaseId, LockName, Mode, NamePrefix, NodeIdentity, OwnerId,
+    RequestId, Requester, Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Query, Request};
 
@@ -67,8 +67,18 @@ impl<'a> Words<'a> {
     pub(crate) fn request(&self, request: RequestId) -> Parsed<Request> {
         let since_unix_ms = 0;
         let command = match self.kind {
-            "renew" => return Ok(Request::Renew { lease: LeaseId(self.at(0)?.parse()?) }),
-            "get" | "list" | "check" | "revision" => return self.read(),
+            "renew" => {
+                let tokens = self.key("holds").map(|tokens| {
+                    tokens
+                        .split(',')
+                        .filter(|token| !token.is_empty())
+                        .map(str::parse)
+                        .collect::<Result<Vec<u64>, _>>()
+                });
+                let holds = tokens.transpose()?.map(|tokens| Holds::of(tokens.into_iter().map(Token)));
+                return Ok(Request::Renew { lease: LeaseId(self.at(0)?.parse()?), holds });
+            }
+            "get" | "list" | "lease" | "leases" | "check" | "revision" => return self.read(),
             "acquire" => return self.acquire(request),
             "create_lease" => Command::CreateLease {
                 owner: self.owner(0)?,
@@ -158,6 +168,16 @@ impl<'a> Words<'a> {
             "list" => Query::Locks {
                 prefix: NamePrefix::parse(self.pos.first().copied().unwrap_or_default())?,
                 after: self.key("after").map(LockName::parse).transpose()?,
+                count_max: self.key("max").map(str::parse).transpose()?.unwrap_or(100),
+            },
+            "lease" => Query::Lease {
+                lease: LeaseId(self.at(0)?.parse()?),
+                after: self.key("after").map(LockName::parse).transpose()?,
+                count_max: self.key("max").map(str::parse).transpose()?.unwrap_or(100),
+            },
+            "leases" => Query::Leases {
+                owner: self.key("owner").map(OwnerId::parse).transpose()?,
+                after: self.key("after").map(str::parse).transpose()?.map(LeaseId),
                 count_max: self.key("max").map(str::parse).transpose()?.unwrap_or(100),
             },
             "check" => Query::Token { lock: self.lock()?, token: self.token()?.ok_or("a token is needed")? },

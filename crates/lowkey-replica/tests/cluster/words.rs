@@ -68,20 +68,42 @@ fn entry_words(data: &[u8]) -> String {
 pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
     match answer {
         Ok(Response::Applied(reply)) => reply_words(reply),
-        Ok(Response::Renewed { ttl }) => format!("renewed, ttl {} s", ttl.seconds()),
+        Ok(Response::Renewed { ttl, holds_differ: false }) => format!("renewed, ttl {} s", ttl.seconds()),
+        Ok(Response::Renewed { ttl, holds_differ: true }) => {
+            format!("renewed, ttl {} s, holds something else", ttl.seconds())
+        }
         Ok(Response::GrantedAfter { reply, waited_ms }) => {
             format!("{}, waited {waited_ms} ms", reply_words(reply))
         }
-        Ok(Response::Lock { lock, revision }) => format!("{}as of {revision}", lock_words(lock)),
-        Ok(Response::Locks { locks, more, revision }) => {
+        Ok(Response::Lock { lock, revision, .. }) => format!("{}as of {revision}", lock_words(lock)),
+        Ok(Response::Locks { locks, more, revision, .. }) => {
             let locks = locks.iter().map(|lock| format!("{}: {}", lock.lock, lock_words(lock)));
             let more = if *more { "and more, " } else { "" };
             format!("{}{more}as of {revision}", locks.collect::<String>())
         }
+        Ok(Response::Lease { lease, grants, more, waits, remaining, revision }) => {
+            let left = remaining.ms(lease.lease).map(|ms| format!("{ms} ms left, ")).unwrap_or_default();
+            let grants = grants.iter().map(|grant| format!("{} token {}, ", grant.lock, grant.token));
+            let waits = waits.iter().map(|wait| format!("waits for {}, ", wait.lock));
+            let more = if *more { "and more, " } else { "" };
+            let told: String = grants.chain(waits).collect();
+            format!("lease {} of {}, {left}{told}{more}as of {revision}", lease.lease, lease.owner)
+        }
+        Ok(Response::Leases { leases, next, remaining, revision }) => {
+            let leases = leases.iter().map(|it| {
+                let left = remaining.ms(it.lease).map(|ms| format!(" {ms} ms left")).unwrap_or_default();
+                format!(
+                    "{} of {}: {} held, {} waited for{left}; ",
+                    it.lease, it.owner, it.grant_count, it.wait_count
+                )
+            });
+            let more = next.map(|next| format!("more after {next}, ")).unwrap_or_default();
+            format!("{}{more}as of {revision}", leases.collect::<String>())
+        }
         Ok(Response::Token { current: Some(holder), revision, .. }) => {
             format!("current, {} as of {revision}", holder_words(holder))
         }
-        Ok(Response::Token { current: None, other, revision }) => {
+        Ok(Response::Token { current: None, other, revision, .. }) => {
             let other = other.as_ref().map(|holder| holder_words(holder) + " ").unwrap_or_default();
             format!("not current, {other}as of {revision}")
         }

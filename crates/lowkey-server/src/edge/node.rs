@@ -10,11 +10,12 @@ use lowkey_api::ApiError;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest, LeaderResponse, ListLocksRequest,
-    ListLocksResponse, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
-    ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
-    ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest,
-    TransferLeaderResponse, WatchEvent, WatchRequest,
+    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest,
+    LeaderResponse, ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, ObserveEvent,
+    ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse,
+    RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, ResignRequest,
+    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse,
+    WatchEvent, WatchRequest,
 };
 use tokio::sync::watch;
 
@@ -62,6 +63,18 @@ pub trait Node: Send + Sync + 'static {
         &self,
         request: RenewLeaseRequest,
     ) -> impl Future<Output = Result<RenewLeaseResponse, ApiError>> + Send;
+
+    /// Tells what a lease holds and waits for.
+    fn get_lease(
+        &self,
+        request: GetLeaseRequest,
+    ) -> impl Future<Output = Result<GetLeaseResponse, ApiError>> + Send;
+
+    /// Lists the leases that exist.
+    fn list_leases(
+        &self,
+        request: ListLeasesRequest,
+    ) -> impl Future<Output = Result<ListLeasesResponse, ApiError>> + Send;
 
     /// Ends a lease and all that hangs on it.
     fn revoke_lease(

@@ -2,12 +2,17 @@
 
 use lowkey_api::ApiError;
 use lowkey_api::v1::{
-    CreateLeaseRequest, CreateLeaseResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest,
+    self, CreateLeaseRequest, CreateLeaseResponse, GetLeaseRequest, GetLeaseResponse, LeaseGrant, LeaseWait,
+    ListLeasesRequest, ListLeasesResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest,
     RevokeLeaseResponse,
 };
-use lowkey_core::{Command, Invalid, OwnerId, Reply, RequestId, Ttl};
-use lowkey_replica::{Request, Response};
+use lowkey_core::{
+    Command, GrantView, Holds, Invalid, LeaseId, LeaseView, LockName, OwnerId, Reply, RequestId, Ttl,
+    WaitView,
+};
+use lowkey_replica::{Query, Remaining, Request, Response};
 
+use super::reads::{count, mode, page_size, page_token, read, remaining_ms, scope, unix_ms};
 use super::{Operation, lease_id, unexpected, with_request_id};
 
 impl Operation for CreateLeaseRequest {
@@ -42,14 +47,107 @@ impl Operation for RenewLeaseRequest {
     const CHANGES: bool = false;
 
     fn parse(&self) -> Result<Request, Invalid> {
-        Ok(Request::Renew { lease: lease_id(self.lease_id)? })
+        let holds = self.holds.map(|holds| Holds { count: holds.count, digest: holds.digest });
+        Ok(Request::Renew { lease: lease_id(self.lease_id)?, holds })
     }
 
     fn respond(&self, response: Response) -> Result<RenewLeaseResponse, ApiError> {
         match response {
-            Response::Renewed { ttl } => Ok(RenewLeaseResponse { ttl_seconds: ttl.seconds() }),
+            Response::Renewed { ttl, holds_differ } => {
+                Ok(RenewLeaseResponse { ttl_seconds: ttl.seconds(), holds_differ })
+            }
             other => Err(unexpected(&other)),
         }
+    }
+}
+
+impl Operation for GetLeaseRequest {
+    type Response = GetLeaseResponse;
+    const NAME: &'static str = "GetLease";
+    const NUMBER: u32 = 14;
+    const CHANGES: bool = false;
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        let query = Query::Lease {
+            lease: lease_id(self.lease_id)?,
+            after: page_token(&self.page_token, |token| LockName::parse(token).ok())?,
+            count_max: page_size(self.page_size)?,
+        };
+        Ok(read(query, self.stale))
+    }
+
+    fn respond(&self, response: Response) -> Result<GetLeaseResponse, ApiError> {
+        let Response::Lease { lease, grants, more, waits, remaining, revision } = response else {
+            return Err(unexpected(&response));
+        };
+        let last = grants.last().filter(|_| more);
+        Ok(GetLeaseResponse {
+            lease: Some(told(lease, &remaining)),
+            next_page_token: last.map(|last| last.lock.to_string()).unwrap_or_default(),
+            grants: grants.into_iter().map(grant).collect(),
+            waits: waits.into_iter().map(wait).collect(),
+            revision,
+        })
+    }
+}
+
+impl Operation for ListLeasesRequest {
+    type Response = ListLeasesResponse;
+    const NAME: &'static str = "ListLeases";
+    const NUMBER: u32 = 15;
+    const CHANGES: bool = false;
+
+    fn parse(&self) -> Result<Request, Invalid> {
+        let owner = match self.owner_id.as_str() {
+            "" => None,
+            owner => Some(OwnerId::parse(owner)?),
+        };
+        let after = page_token(&self.page_token, |token| token.parse().ok().map(LeaseId))?;
+        let query = Query::Leases { owner, after, count_max: page_size(self.page_size)? };
+        Ok(read(query, self.stale))
+    }
+
+    fn respond(&self, response: Response) -> Result<ListLeasesResponse, ApiError> {
+        let Response::Leases { leases, next, remaining, revision } = response else {
+            return Err(unexpected(&response));
+        };
+        Ok(ListLeasesResponse {
+            leases: leases.into_iter().map(|lease| told(lease, &remaining)).collect(),
+            next_page_token: next.map(|next| next.to_string()).unwrap_or_default(),
+            revision,
+        })
+    }
+}
+
+fn told(lease: LeaseView, remaining: &Remaining) -> v1::Lease {
+    v1::Lease {
+        lease_id: lease.lease.0,
+        owner_id: lease.owner.to_string(),
+        ttl_seconds: lease.ttl.seconds(),
+        remaining_ms: remaining_ms(remaining, lease.lease),
+        grant_count: count(lease.grant_count),
+        wait_count: count(lease.wait_count),
+        waiting: lease.is_waiting,
+    }
+}
+
+fn grant(grant: GrantView) -> LeaseGrant {
+    LeaseGrant {
+        lock_name: grant.lock.to_string(),
+        fencing_token: grant.token.0,
+        mode: mode(grant.mode).into(),
+        scope: scope(grant.scope).into(),
+        acquire_request_id: grant.request.to_string(),
+        since_unix_ms: unix_ms(grant.since_unix_ms),
+    }
+}
+
+fn wait(wait: WaitView) -> LeaseWait {
+    LeaseWait {
+        lock_name: wait.lock.to_string(),
+        mode: mode(wait.mode).into(),
+        scope: scope(wait.scope).into(),
+        acquire_request_id: wait.request.to_string(),
     }
 }
 

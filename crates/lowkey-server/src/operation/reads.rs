@@ -5,8 +5,8 @@ use lowkey_api::v1::{
     self, CheckTokenRequest, CheckTokenResponse, GetLockRequest, GetLockResponse, ListLocksRequest,
     ListLocksResponse, LockHolder, LockWaiter,
 };
-use lowkey_core::{Holder, Invalid, LockName, LockView, Mode, NamePrefix, Scope, Token, Waiter};
-use lowkey_replica::{Query, Request, Response};
+use lowkey_core::{Holder, Invalid, LeaseId, LockName, LockView, Mode, NamePrefix, Scope, Token, Waiter};
+use lowkey_replica::{Query, Remaining, Request, Response};
 
 use super::{Operation, unexpected};
 use crate::peers::proto::{ReadRevisionRequest, ReadRevisionResponse};
@@ -28,7 +28,7 @@ impl Operation for GetLockRequest {
 
     fn respond(&self, response: Response) -> Result<GetLockResponse, ApiError> {
         match response {
-            Response::Lock { lock, revision } => Ok(told(lock, revision)),
+            Response::Lock { lock, remaining, revision } => Ok(told(lock, &remaining, revision)),
             other => Err(unexpected(&other)),
         }
     }
@@ -41,31 +41,19 @@ impl Operation for ListLocksRequest {
     const CHANGES: bool = false;
 
     fn parse(&self) -> Result<Request, Invalid> {
-        let count_max = match self.page_size {
-            0 => PAGE_SIZE,
-            size @ 1..=PAGE_SIZE_MAX => size,
-            size => {
-                let problem = format!("must be 1 to {PAGE_SIZE_MAX}, or 0 for {PAGE_SIZE}, and is {size}");
-                return Err(Invalid::new("page_size", problem));
-            }
-        };
-        let after = match self.page_token.as_str() {
-            "" => None,
-            token => Some(LockName::parse(token).map_err(|_| {
-                Invalid::new("page_token", "must be the next_page_token of an earlier answer")
-            })?),
-        };
+        let count_max = page_size(self.page_size)?;
+        let after = page_token(&self.page_token, |token| LockName::parse(token).ok())?;
         let prefix = NamePrefix::parse(&self.prefix)?;
-        Ok(read(Query::Locks { prefix, after, count_max: count_max as usize }, self.stale))
+        Ok(read(Query::Locks { prefix, after, count_max }, self.stale))
     }
 
     fn respond(&self, response: Response) -> Result<ListLocksResponse, ApiError> {
         match response {
-            Response::Locks { locks, more, revision } => {
+            Response::Locks { locks, more, remaining, revision } => {
                 let last = locks.last().filter(|_| more);
                 Ok(ListLocksResponse {
                     next_page_token: last.map(|last| last.lock.to_string()).unwrap_or_default(),
-                    locks: locks.into_iter().map(|lock| told(lock, revision)).collect(),
+                    locks: locks.into_iter().map(|lock| told(lock, &remaining, revision)).collect(),
                     revision,
                     watch_from: revision + 1,
                 })
@@ -91,9 +79,9 @@ impl Operation for CheckTokenRequest {
 
     fn respond(&self, response: Response) -> Result<CheckTokenResponse, ApiError> {
         match response {
-            Response::Token { current, other, revision } => Ok(CheckTokenResponse {
+            Response::Token { current, other, remaining, revision } => Ok(CheckTokenResponse {
                 current: current.is_some(),
-                holder: current.or(other).map(holder),
+                holder: current.or(other).map(|it| holder(it, &remaining)),
                 revision,
             }),
             other => Err(unexpected(&other)),
@@ -121,16 +109,53 @@ impl Operation for ReadRevisionRequest {
     }
 }
 
-fn read(query: Query, stale: bool) -> Request {
+pub(super) fn read(query: Query, stale: bool) -> Request {
     if stale { Request::ReadStale(query) } else { Request::Read(query) }
 }
 
-fn told(lock: LockView, revision: u64) -> GetLockResponse {
-    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+/// How many of a list are wanted.
+pub(super) fn page_size(page_size: u32) -> Result<usize, Invalid> {
+    match page_size {
+        0 => Ok(PAGE_SIZE as usize),
+        size @ 1..=PAGE_SIZE_MAX => Ok(size as usize),
+        size => {
+            let problem = format!("must be 1 to {PAGE_SIZE_MAX}, or 0 for {PAGE_SIZE}, and is {size}");
+            Err(Invalid::new("page_size", problem))
+        }
+    }
+}
+
+/// Where a list goes on, if it does.
+pub(super) fn page_token<T>(
+    page_token: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, Invalid> {
+    match page_token {
+        "" => Ok(None),
+        token => match parse(token) {
+            Some(after) => Ok(Some(after)),
+            None => Err(Invalid::new("page_token", "must be the next_page_token of an earlier answer")),
+        },
+    }
+}
+
+pub(super) fn count(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+pub(super) fn unix_ms(unix_ms: u64) -> i64 {
+    i64::try_from(unix_ms).unwrap_or(i64::MAX)
+}
+
+pub(super) fn remaining_ms(remaining: &Remaining, lease: LeaseId) -> Option<i64> {
+    remaining.ms(lease).map(|ms| i64::try_from(ms).unwrap_or(i64::MAX))
+}
+
+fn told(lock: LockView, remaining: &Remaining, revision: u64) -> GetLockResponse {
     GetLockResponse {
         lock_name: lock.lock.to_string(),
         holder_count: count(lock.holder_count),
-        holders: lock.holders.into_iter().map(holder).collect(),
+        holders: lock.holders.into_iter().map(|it| holder(it, remaining)).collect(),
         waiter_count: count(lock.waiter_count),
         waiters: (1..).zip(lock.waiters).map(|(position, it)| waiter(position, &it)).collect(),
         revision,
@@ -138,7 +163,7 @@ fn told(lock: LockView, revision: u64) -> GetLockResponse {
 }
 
 /// A holder as it is told to clients.
-pub(crate) fn holder(holder: Holder) -> LockHolder {
+pub(crate) fn holder(holder: Holder, remaining: &Remaining) -> LockHolder {
     LockHolder {
         owner_id: holder.owner.to_string(),
         lease_id: holder.lease.0,
@@ -146,7 +171,8 @@ pub(crate) fn holder(holder: Holder) -> LockHolder {
         mode: mode(holder.mode).into(),
         scope: scope(holder.scope).into(),
         value: holder.value.as_str().to_owned(),
-        since_unix_ms: i64::try_from(holder.since_unix_ms).unwrap_or(i64::MAX),
+        since_unix_ms: unix_ms(holder.since_unix_ms),
+        remaining_ms: remaining_ms(remaining, holder.lease),
     }
 }
 

@@ -6,11 +6,12 @@ use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest, LeaderResponse, ListLocksRequest,
-    ListLocksResponse, Member, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse,
-    ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest,
-    RenewLeaseResponse, ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, Stats,
-    TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
+    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest,
+    LeaderResponse, ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, Member,
+    ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse,
+    RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, ResignRequest,
+    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, Stats, TransferLeaderRequest,
+    TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::MemberId;
@@ -29,6 +30,14 @@ impl Node for Service {
     }
 
     async fn renew_lease(&self, request: RenewLeaseRequest) -> Result<RenewLeaseResponse, ApiError> {
+        self.call(request).await
+    }
+
+    async fn get_lease(&self, request: GetLeaseRequest) -> Result<GetLeaseResponse, ApiError> {
+        self.call(request).await
+    }
+
+    async fn list_leases(&self, request: ListLeasesRequest) -> Result<ListLeasesResponse, ApiError> {
         self.call(request).await
     }
 
@@ -123,6 +132,7 @@ impl Node for Service {
             fencing_token: request.fencing_token,
             acquire_request_id: request.campaign_request_id,
             owner_id: request.owner_id,
+            actor: request.actor,
             request_id: request.request_id,
         };
         let ReleaseLockResponse { released } = self.call(release).await.map_err(in_words_of_elections)?;

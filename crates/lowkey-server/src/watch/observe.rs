@@ -80,6 +80,7 @@ impl Observer {
     fn event(&self, kind: EventType, position: Position, in_touch: bool) -> ObserveEvent {
         let leader = self.holders.first_key_value().map(|(_, holder)| holder.clone());
         let Position { revision, ordinal } = position;
-        ObserveEvent { r#type: kind.into(), leader, revision, ordinal, in_touch, end_reason: String::new() }
+        let event = ObserveEvent { r#type: kind.into(), leader, ..ObserveEvent::default() };
+        ObserveEvent { revision, ordinal, in_touch, ..event }
     }
 }

@@ -155,6 +155,8 @@ async fn an_event_has_all_that_is_known_of_a_change() {
         value: "v".into(),
         in_touch: true,
         end_reason: String::new(),
+        at_unix_ms: 0,
+        actor: String::new(),
     };
     assert_eq!(next(&mut stream).await, expected);
     let event = next(&mut stream).await;

@@ -47,6 +47,7 @@ pub(super) fn lock_holder(change: &Change) -> LockHolder {
         scope: scope(change.scope).into(),
         value: change.value.as_str().to_owned(),
         since_unix_ms: i64::try_from(change.since_unix_ms).unwrap_or(i64::MAX),
+        remaining_ms: None,
     }
 }
 

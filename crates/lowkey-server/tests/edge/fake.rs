@@ -9,11 +9,12 @@ use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest, LeaderResponse, ListLocksRequest,
-    ListLocksResponse, LockHolder, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse,
-    ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest,
-    RenewLeaseResponse, ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse,
-    TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
+    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest,
+    LeaderResponse, Lease, ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse,
+    LockHolder, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
+    ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
+    ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest,
+    TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Events, Node};
@@ -156,14 +157,24 @@ impl Node for FakeNode {
 
     async fn renew_lease(&self, request: RenewLeaseRequest) -> Result<RenewLeaseResponse, ApiError> {
         match request.lease_id {
-            1 => Ok(RenewLeaseResponse { ttl_seconds: 10 }),
+            1 => Ok(RenewLeaseResponse { ttl_seconds: 10, holds_differ: request.holds.is_some() }),
             SLOW_LEASE => {
                 self.slow_begun.fetch_add(1, Ordering::SeqCst);
                 self.slow.acquire().await.unwrap().forget();
-                Ok(RenewLeaseResponse { ttl_seconds: 20 })
+                Ok(RenewLeaseResponse { ttl_seconds: 20, holds_differ: false })
             }
             other => Err(ApiError::new(Reason::LeaseNotFound, format!("there is no lease {other}"))),
         }
+    }
+
+    async fn get_lease(&self, request: GetLeaseRequest) -> Result<GetLeaseResponse, ApiError> {
+        let lease = Lease { lease_id: request.lease_id, remaining_ms: Some(0), ..Lease::default() };
+        Ok(GetLeaseResponse { lease: Some(lease), ..GetLeaseResponse::default() })
+    }
+
+    async fn list_leases(&self, request: ListLeasesRequest) -> Result<ListLeasesResponse, ApiError> {
+        let lease = Lease { lease_id: 1, owner_id: request.owner_id, ..Lease::default() };
+        Ok(ListLeasesResponse { leases: vec![lease], ..ListLeasesResponse::default() })
     }
 
     async fn revoke_lease(&self, _request: RevokeLeaseRequest) -> Result<RevokeLeaseResponse, ApiError> {

@@ -159,17 +159,17 @@ async fn every_heartbeat_is_answered_and_a_failure_ends_nothing() {
     let edge = Edge::start().await;
     let (sender, mut answers) = heartbeat(&edge).await;
 
-    sender.send(HeartbeatRequest { lease_id: 1, seq: 7 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id: 1, seq: 7, holds: None }).await.unwrap();
     let renewed = HeartbeatResponse { lease_id: 1, ttl_seconds: 10, seq: 7, ..HeartbeatResponse::default() };
     assert_eq!(next(&mut answers).await, Some(renewed));
 
-    sender.send(HeartbeatRequest { lease_id: 99, seq: 8 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id: 99, seq: 8, holds: None }).await.unwrap();
     let refused = next(&mut answers).await.unwrap();
     assert_eq!((refused.lease_id, refused.seq, refused.ttl_seconds), (99, 8, 0));
     assert_eq!(refused.error_reason, "LEASE_NOT_FOUND");
     assert!(refused.error_message.contains("99"));
 
-    sender.send(HeartbeatRequest { lease_id: 1, seq: 9 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id: 1, seq: 9, holds: None }).await.unwrap();
     assert_eq!(next(&mut answers).await.unwrap().seq, 9);
 
     drop(sender);
@@ -183,10 +183,10 @@ async fn thousands_of_slow_renewals_hold_up_no_other_and_keep_their_stream() {
     let edge = Edge::start().await;
     let (sender, mut answers) = heartbeat(&edge).await;
     for seq in 1..=SLOW {
-        sender.send(HeartbeatRequest { lease_id: SLOW_LEASE, seq }).await.unwrap();
+        sender.send(HeartbeatRequest { lease_id: SLOW_LEASE, seq, holds: None }).await.unwrap();
     }
     until(|| edge.node.slow_begun.load(Ordering::SeqCst) as u64 == SLOW).await;
-    sender.send(HeartbeatRequest { lease_id: 1, seq: SLOW + 1 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id: 1, seq: SLOW + 1, holds: None }).await.unwrap();
     assert_eq!(next(&mut answers).await.unwrap().seq, SLOW + 1);
 
     edge.node.slow.add_permits(SLOW as usize);
@@ -202,7 +202,7 @@ async fn thousands_of_slow_renewals_hold_up_no_other_and_keep_their_stream() {
 async fn a_node_that_stops_answers_what_is_under_way_then_says_so_and_ends_the_stream() {
     let edge = Edge::start().await;
     let (sender, mut answers) = heartbeat(&edge).await;
-    sender.send(HeartbeatRequest { lease_id: SLOW_LEASE, seq: 1 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id: SLOW_LEASE, seq: 1, holds: None }).await.unwrap();
     until(|| edge.node.slow_begun.load(Ordering::SeqCst) == 1).await;
 
     edge.node.stopping.send_replace(true);
@@ -218,7 +218,7 @@ async fn a_node_that_stops_answers_what_is_under_way_then_says_so_and_ends_the_s
 async fn a_renewal_that_never_ends_does_not_hold_up_the_stop() {
     let edge = Edge::start().await;
     let (sender, mut answers) = heartbeat(&edge).await;
-    sender.send(HeartbeatRequest { lease_id: SLOW_LEASE, seq: 1 }).await.unwrap();
+    sender.send(HeartbeatRequest { lease_id: SLOW_LEASE, seq: 1, holds: None }).await.unwrap();
     until(|| edge.node.slow_begun.load(Ordering::SeqCst) == 1).await;
 
     edge.node.stopping.send_replace(true);

@@ -15,7 +15,7 @@ async fn answers_are_exactly_as_documented() {
     assert_eq!(lease.header("content-type"), "application/json");
 
     let renewed = edge.post("/v1/lease/renew", r#"{"leaseId":"1"}"#).await;
-    assert_eq!((renewed.status, renewed.body.as_str()), (200, r#"{"ttlSeconds":"10"}"#));
+    assert_eq!((renewed.status, renewed.body.as_str()), (200, r#"{"ttlSeconds":"10","holdsDiffer":false}"#));
 
     let grant = edge.post("/v1/lock/acquire", r#"{"lockName":"jobs","ownerId":"a","leaseId":1}"#).await;
     assert!(grant.body.starts_with(r#"{"fencingToken":"1","leaseTtlSeconds":"10""#), "{}", grant.body);
@@ -169,10 +169,10 @@ async fn unknown_routes_and_methods_are_errors_of_the_usual_form() {
     let refused = edge.post("/nonsense", "x".repeat(1024 * 1024)).await;
     assert_eq!((refused.status, refused.reason().as_str()), (404, "NO_SUCH_ROUTE"));
 
-    let refused = edge.get("/v1/lease").await;
+    let refused = edge.get("/v1/lease/renew").await;
     assert_eq!((refused.status, refused.reason().as_str()), (405, "METHOD_NOT_ALLOWED"));
     assert_eq!(refused.header("allow"), "POST");
-    assert_eq!(refused.json()["message"], "/v1/lease does not take GET; it takes POST");
+    assert_eq!(refused.json()["message"], "/v1/lease/renew does not take GET; it takes POST");
     let refused = edge.post("/v1/status", "").await;
     assert_eq!((refused.status, refused.header("allow")), (405, "GET,HEAD"));
     assert!(refused.json()["message"].as_str().unwrap().ends_with("it takes GET or HEAD"));

@@ -77,7 +77,7 @@ fn create(owner_id: &str) -> Call {
 }
 
 fn renew(lease_ids: impl Into<Vec<u64>>) -> Call {
-    Call::RenewLeases(RenewLeases { lease_ids: lease_ids.into() })
+    Call::RenewLeases(RenewLeases { lease_ids: lease_ids.into(), holds: Vec::new() })
 }
 
 fn acquire(lock_name: &str, owner_id: &str, wait_ms: i64) -> Call {

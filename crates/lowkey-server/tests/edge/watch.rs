@@ -25,7 +25,7 @@ fn acquired() -> WatchEvent {
 const ACQUIRED: &str = concat!(
     "id: 42.3\n",
     r#"data: {"type":"ACQUIRED","name":"jobs/nightly","owner":"worker-1","fencingToken":"7","revision":"42","#,
-    r#""ordinal":3,"leaseId":"9","mode":"EXCLUSIVE","scope":"NAME","value":"a\nb","inTouch":true,"endReason":""}"#,
+    r#""ordinal":3,"leaseId":"9","mode":"EXCLUSIVE","scope":"NAME","value":"a\nb","inTouch":true,"endReason":"","atUnixMs":"0","actor":""}"#,
     "\n\n",
 );
 
@@ -33,7 +33,7 @@ const HEARTBEAT: &str = concat!(
     "event: heartbeat\n",
     "id: 50\n",
     r#"data: {"type":"HEARTBEAT","name":"","owner":"","fencingToken":"0","revision":"50","ordinal":4294967295,"#,
-    r#""leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":true,"endReason":""}"#,
+    r#""leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":true,"endReason":"","atUnixMs":"0","actor":""}"#,
     "\n\n",
 );
 
@@ -41,7 +41,7 @@ const END: &str = concat!(
     "event: end\n",
     "id: 50.1\n",
     r#"data: {"type":"END","name":"","owner":"","fencingToken":"0","revision":"50","ordinal":1,"#,
-    r#""leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":true,"endReason":"NODE_STOPPING"}"#,
+    r#""leaseId":"0","mode":"EXCLUSIVE","scope":"NAME","value":"","inTouch":true,"endReason":"NODE_STOPPING","atUnixMs":"0","actor":""}"#,
     "\n\n",
 );
 
@@ -191,7 +191,7 @@ async fn an_election_is_observed_as_a_lock_is_watched() {
         "id: 42.1\n",
         r#"data: {"type":"ACQUIRED","leader":{"ownerId":"node-1","leaseId":"0","fencingToken":"7","#,
         r#""mode":"EXCLUSIVE","scope":"NAME","value":"","sinceUnixMs":"0"},"revision":"42","ordinal":1,"#,
-        r#""inTouch":true,"endReason":""}"#,
+        r#""inTouch":true,"endReason":"","atUnixMs":"0","actor":""}"#,
         "\n\n",
     );
     assert_eq!(source.chunk().await, expected);
@@ -199,7 +199,7 @@ async fn an_election_is_observed_as_a_lock_is_watched() {
     sender.send(Ok(nobody)).unwrap();
     let expected = concat!(
         "id: 43.0\n",
-        r#"data: {"type":"EXPIRED","revision":"43","ordinal":0,"inTouch":false,"endReason":""}"#,
+        r#"data: {"type":"EXPIRED","revision":"43","ordinal":0,"inTouch":false,"endReason":"","atUnixMs":"0","actor":""}"#,
         "\n\n",
     );
     assert_eq!(source.chunk().await, expected);

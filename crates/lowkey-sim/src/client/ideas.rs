@@ -64,7 +64,7 @@ impl Client {
         }
         self.last_operation += 1;
         self.renewals.insert(self.last_operation, now);
-        let request = Request::Renew { lease: lease.id };
+        let request = Request::Renew { lease: lease.id, holds: None };
         Some(Send::Request { node: self.node, operation: self.last_operation, request, again: false })
     }
 

@@ -13,10 +13,10 @@ const SHOWN_OF_MANY: usize = 10;
 /// The revision as of which the answer is true; or why it is not.
 pub(super) fn check(ledger: &Ledger, query: &Query, response: &Response) -> Result<u64, String> {
     let (so, revision) = match (query, response) {
-        (Query::Lock { lock }, Response::Lock { lock: view, revision }) => {
+        (Query::Lock { lock }, Response::Lock { lock: view, revision, .. }) => {
             (*lock == view.lock && ledger.at(lock, *revision).is_told_as(view, SHOWN_OF_ONE), revision)
         }
-        (Query::Locks { prefix, after, count_max }, Response::Locks { locks, more, revision }) => {
+        (Query::Locks { prefix, after, count_max }, Response::Locks { locks, more, revision, .. }) => {
             let wanted = |lock: &LockName| {
                 lock.as_str().starts_with(prefix.as_str()) && after.as_ref().is_none_or(|after| lock > after)
             };
@@ -28,7 +28,7 @@ pub(super) fn check(ledger: &Ledger, query: &Query, response: &Response) -> Resu
                     .all(|(view, (lock, at))| view.lock == **lock && at.is_told_as(view, SHOWN_OF_MANY));
             (same && *more == (all.len() > *count_max), revision)
         }
-        (Query::Token { lock, token }, Response::Token { current, other, revision }) => {
+        (Query::Token { lock, token }, Response::Token { current, other, revision, .. }) => {
             let holders = &ledger.at(lock, *revision).holders;
             let known = holders.iter().find(|held| held.token == *token);
             let other_known = holders.first().filter(|_| known.is_none());

@@ -54,7 +54,7 @@ fn one_way(script: &mut Script, outward: bool) -> Check {
     ensure(!script.was_renewed(&renewal), || "half a connection was enough for a renewal".into())?;
     // Ann finds the new leader before her belief ends.
     ensure(script.believes(ANN), || "the change of leader took too long".into())?;
-    let answer = script.answer_to(ANN, leader, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, leader, Request::Renew { lease, holds: None })?;
     ensure(answer.is_ok(), || format!("the new leader answered {answer:?}"))?;
     ensure(script.believes(ANN), || "Ann lost her lock to a change of leader".into())?;
     let term = script.term(leader);

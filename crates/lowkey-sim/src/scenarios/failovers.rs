@@ -28,7 +28,7 @@ pub(super) fn told(script: &mut Script) -> Check {
     script.renew(ANN, N1, lease);
     let leader = script.leader_other_than(N1, 900)?;
     let follower = if leader == N2 { N3 } else { N2 };
-    let answer = script.answer_to(ANN, follower, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, follower, Request::Renew { lease, holds: None })?;
     ensure(matches!(answer, Err(Failure::NotLeader { leader: Some(_) })), || {
         format!("a follower answered {answer:?}")
     })?;
@@ -92,7 +92,7 @@ fn change_leader(script: &mut Script, failover: u64) -> Result<u64, Violation> {
 fn renew_and_try(script: &mut Script, lease: LeaseId, ann: Token) -> Check {
     let leader = script.leader().unwrap_or(N1);
     ensure(script.believes(ANN), || "Ann's belief ended between two renewals".into())?;
-    let answer = script.answer_to(ANN, leader, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, leader, Request::Renew { lease, holds: None })?;
     ensure(answer.is_ok(), || format!("n{} answered {answer:?} to a renewal", leader + 1))?;
     let request = script.acquire(BOB, AcquireWith::NewLease(ttl(TTL_SECONDS)));
     let answer = script.answer_to(BOB, leader, request)?;
@@ -129,7 +129,7 @@ pub(super) fn renewals_in_flight(script: &mut Script) -> Check {
     }
     for (client, lease) in &leases {
         ensure(script.counts_on(*client, *lease), || "the transfer took too long".into())?;
-        let answer = script.answer_to(*client, second, Request::Renew { lease: *lease })?;
+        let answer = script.answer_to(*client, second, Request::Renew { lease: *lease, holds: None })?;
         ensure(answer.is_ok(), || format!("the new leader answered {answer:?}"))?;
     }
     script.retry(&command, second);

@@ -94,7 +94,7 @@ pub(super) fn answer_to_the_first(script: &mut Script) -> Check {
     })?;
     let (_, bob) = script.take_lock(BOB, N1, 2)?;
     ensure(bob > ann, || format!("Bob's token {bob} is not above Ann's {ann}"))?;
-    let answer = script.answer_to(ANN, N1, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, N1, Request::Renew { lease, holds: None })?;
     ensure(answer.is_err(), || "a lease that ended was renewed".into())?;
     script.end(2)
 }

@@ -80,6 +80,6 @@ pub(super) fn that_loses(script: &mut Script) -> Check {
 }
 
 fn renew(script: &mut Script, leader: usize, lease: LeaseId) -> Check {
-    let answer = script.answer_to(ANN, leader, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, leader, Request::Renew { lease, holds: None })?;
     ensure(answer.is_ok(), || format!("the lease lives, but its renewal was answered {answer:?}"))
 }

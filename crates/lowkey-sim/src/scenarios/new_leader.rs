@@ -19,7 +19,7 @@ pub(super) fn stale_deadlines(script: &mut Script) -> Check {
     script.advance(2_400)?;
     let second = script.hand_over(N1)?;
     let sent = script.world.now;
-    let answer = script.answer_to(ANN, second, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, second, Request::Renew { lease, holds: None })?;
     ensure(answer.is_ok(), || format!("the new leader answered {answer:?}"))?;
     let third = script.hand_over(second)?;
     ensure(third == N1, || format!("the story needs n1 to lead again, not n{}", third + 1))?;

@@ -21,7 +21,7 @@ const QUARANTINE_MS: u64 = QUARANTINE_NANOS / MILLISECOND;
 pub(super) fn under_two_leaders(script: &mut Script) -> Check {
     is_refused(script, N1)?;
     let lease = script.take_lease(ANN, N1, 2)?;
-    let answer = script.answer_to(ANN, N1, Request::Renew { lease })?;
+    let answer = script.answer_to(ANN, N1, Request::Renew { lease, holds: None })?;
     ensure(answer.is_ok(), || format!("a renewal was answered {answer:?}"))?;
     script.advance(QUARANTINE_MS / 2)?;
     is_refused(script, N1)?;

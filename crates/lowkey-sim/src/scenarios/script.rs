@@ -309,7 +309,7 @@ impl Script {
     }
 
     pub(super) fn renew(&mut self, client: usize, node: usize, lease: LeaseId) -> Asked {
-        self.ask(client, node, Request::Renew { lease })
+        self.ask(client, node, Request::Renew { lease, holds: None })
     }
 
     /// Bob reads the lock, and Ann renews her lease again and again, at a machine that no other reaches.

@@ -53,7 +53,7 @@ async fn answer<N: Node>(node: &N, request: HeartbeatRequest) -> HeartbeatRespon
     };
     let renewed = tokio::select! {
         biased;
-        renewed = node.renew_lease(RenewLeaseRequest { lease_id: request.lease_id }) => renewed,
+        renewed = node.renew_lease(RenewLeaseRequest { lease_id: request.lease_id, holds: request.holds }) => renewed,
         () = out_of_time => Err(ApiError::new(Reason::NodeStopping, "the node stopped before it could renew")),
     };
     response(request, renewed)
@@ -64,10 +64,10 @@ pub(super) fn response(
     request: HeartbeatRequest,
     renewed: Result<RenewLeaseResponse, ApiError>,
 ) -> HeartbeatResponse {
-    let HeartbeatRequest { lease_id, seq } = request;
+    let HeartbeatRequest { lease_id, seq, .. } = request;
     match renewed {
-        Ok(RenewLeaseResponse { ttl_seconds }) => {
-            HeartbeatResponse { lease_id, ttl_seconds, seq, ..HeartbeatResponse::default() }
+        Ok(RenewLeaseResponse { ttl_seconds, holds_differ }) => {
+            HeartbeatResponse { lease_id, ttl_seconds, seq, holds_differ, ..HeartbeatResponse::default() }
         }
         Err(error) => refused(request, error),
     }
@@ -80,5 +80,6 @@ fn refused(request: HeartbeatRequest, error: ApiError) -> HeartbeatResponse {
         seq: request.seq,
         error_reason: error.reason.as_str().to_owned(),
         error_message: error.message,
+        holds_differ: false,
     }
 }

@@ -7,11 +7,12 @@ use futures::Stream;
 use lowkey_api::v1::lock_service_server::LockService;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CheckTokenRequest,
-    CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse, GetLockRequest, GetLockResponse,
-    GetStatusRequest, GetStatusResponse, HeartbeatRequest, HeartbeatResponse, ListLocksRequest,
-    ListLocksResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse,
-    RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse, SessionAnswer,
-    SessionCall, TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
+    CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse, GetLeaseRequest, GetLeaseResponse,
+    GetLockRequest, GetLockResponse, GetStatusRequest, GetStatusResponse, HeartbeatRequest,
+    HeartbeatResponse, ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse,
+    ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest,
+    RenewLeaseResponse, RevokeLeaseRequest, RevokeLeaseResponse, SessionAnswer, SessionCall,
+    TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use tonic::{Request, Response, Status, Streaming};
 
@@ -77,6 +78,20 @@ impl<N: Node> LockService for Grpc<N> {
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockResponse>, Status> {
         reply(self.node.get_lock(request.into_inner()).await)
+    }
+
+    async fn get_lease(
+        &self,
+        request: Request<GetLeaseRequest>,
+    ) -> Result<Response<GetLeaseResponse>, Status> {
+        reply(self.node.get_lease(request.into_inner()).await)
+    }
+
+    async fn list_leases(
+        &self,
+        request: Request<ListLeasesRequest>,
+    ) -> Result<Response<ListLeasesResponse>, Status> {
+        reply(self.node.list_leases(request.into_inner()).await)
     }
 
     async fn list_locks(

@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn only_a_message_that_may_be_taken_takes_the_short_way() {
         let taken = |bytes: &[u8]| only_message::<RenewLeaseRequest>(bytes);
-        let message = RenewLeaseRequest { lease_id: 300 };
+        let message = RenewLeaseRequest { lease_id: 300, holds: None };
         assert_eq!(taken(&framed(&message)), Some(message));
         assert_eq!(taken(&[0, 0, 0, 0, 3, 8, 0xac, 0xff]), None, "not a message");
         let long = vec![0; REQUEST_BYTES_MAX + 1];

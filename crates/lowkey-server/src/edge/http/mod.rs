@@ -39,7 +39,8 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// come here with it.
 pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Router {
     Router::new()
-        .route("/v1/lease", post(create_lease::<N>))
+        .route("/v1/lease", post(create_lease::<N>).get(get_lease::<N>))
+        .route("/v1/leases", get(list_leases::<N>))
         .route("/v1/lease/renew", post(renew_lease::<N>))
         .route("/v1/lease/revoke", post(revoke_lease::<N>))
         .route("/v1/lock/acquire", post(acquire_lock::<N>))
@@ -132,6 +133,14 @@ async fn resign<N: Node>(State(node): State<Arc<N>>, request: Request) -> Respon
 
 async fn get_lock<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
     respond(async { node.get_lock(query::get_lock(&uri)?).await }.await)
+}
+
+async fn get_lease<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    respond(async { node.get_lease(query::get_lease(&uri)?).await }.await)
+}
+
+async fn list_leases<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    respond(async { node.list_leases(query::list_leases(&uri)?).await }.await)
 }
 
 async fn list_locks<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {

@@ -7,7 +7,10 @@
 use std::str::FromStr;
 
 use ::http::{HeaderMap, HeaderName, Uri};
-use lowkey_api::v1::{GetLockRequest, LeaderRequest, ListLocksRequest, ObserveRequest, WatchRequest};
+use lowkey_api::v1::{
+    GetLeaseRequest, GetLockRequest, LeaderRequest, ListLeasesRequest, ListLocksRequest, ObserveRequest,
+    WatchRequest,
+};
 use lowkey_api::{ApiError, Position};
 
 use crate::edge::shown;
@@ -24,12 +27,37 @@ pub(super) fn get_lock(uri: &Uri) -> Result<GetLockRequest, ApiError> {
     Ok(GetLockRequest { lock_name, stale: query.flag("stale")? })
 }
 
+/// `GET /v1/lease`
+pub(super) fn get_lease(uri: &Uri) -> Result<GetLeaseRequest, ApiError> {
+    let query = Query::of(uri);
+    let Some(lease_id) = query.number("lease_id", "must be a whole number from 1")? else {
+        return Err(ApiError::invalid("lease_id", "is missing; ask for GET /v1/lease?lease_id=LEASE"));
+    };
+    Ok(GetLeaseRequest {
+        lease_id,
+        page_size: query.page_size()?,
+        page_token: query.text("page_token")?.unwrap_or_default(),
+        stale: query.flag("stale")?,
+    })
+}
+
+/// `GET /v1/leases`
+pub(super) fn list_leases(uri: &Uri) -> Result<ListLeasesRequest, ApiError> {
+    let query = Query::of(uri);
+    Ok(ListLeasesRequest {
+        owner_id: query.text("owner_id")?.unwrap_or_default(),
+        page_size: query.page_size()?,
+        page_token: query.text("page_token")?.unwrap_or_default(),
+        stale: query.flag("stale")?,
+    })
+}
+
 /// `GET /v1/locks`
 pub(super) fn list_locks(uri: &Uri) -> Result<ListLocksRequest, ApiError> {
     let query = Query::of(uri);
     Ok(ListLocksRequest {
         prefix: query.text("prefix")?.unwrap_or_default(),
-        page_size: query.number("page_size", "must be a whole number, 1 to 1000")?.unwrap_or_default(),
+        page_size: query.page_size()?,
         page_token: query.text("page_token")?.unwrap_or_default(),
         stale: query.flag("stale")?,
     })
@@ -108,6 +136,11 @@ struct Query<'a> {
 impl<'a> Query<'a> {
     fn of(uri: &'a Uri) -> Self {
         Self { text: uri.query().unwrap_or_default() }
+    }
+
+    /// How many of a list are wanted.
+    fn page_size(&self) -> Result<u32, ApiError> {
+        Ok(self.number("page_size", "must be a whole number, 1 to 1000")?.unwrap_or_default())
     }
 
     /// The parameter that is named like its field, with its escapes undone.

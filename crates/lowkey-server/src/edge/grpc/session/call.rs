@@ -66,6 +66,7 @@ async fn ask<N: Node>(node: &N, call: Call) -> Result<Outcome, ApiError> {
         Call::RevokeLease(request) => Answer::RevokeLease(node.revoke_lease(request).await?),
         Call::AcquireLock(request) => Answer::AcquireLock(node.acquire_lock(request).await?),
         Call::ReleaseLock(request) => Answer::ReleaseLock(node.release_lock(request).await?),
+        Call::GetLease(request) => Answer::GetLease(node.get_lease(request).await?),
         Call::GetLock(request) => Answer::GetLock(node.get_lock(request).await?),
         Call::Proclaim(request) => Answer::Proclaim(node.proclaim(request).await?),
         Call::Watch(request) => return Ok(Outcome::Watching(node.watch(request).await?.stream)),
@@ -75,15 +76,20 @@ async fn ask<N: Node>(node: &N, call: Call) -> Result<Outcome, ApiError> {
 }
 
 async fn renew_leases<N: Node>(node: &N, request: RenewLeases) -> Result<LeasesRenewed, ApiError> {
-    let RenewLeases { lease_ids } = request;
+    let RenewLeases { lease_ids, holds } = request;
     if lease_ids.len() > LEASES_PER_RENEWAL_MAX {
         let problem =
             format!("at most {LEASES_PER_RENEWAL_MAX} may be renewed at once, not {}", lease_ids.len());
         return Err(ApiError::invalid("lease_id", problem));
     }
-    let renewals = lease_ids.into_iter().map(|lease_id| async move {
-        let renewed = node.renew_lease(RenewLeaseRequest { lease_id }).await;
-        heartbeat::response(HeartbeatRequest { lease_id, seq: 0 }, renewed)
+    if !holds.is_empty() && holds.len() != lease_ids.len() {
+        let problem = format!("must be none, or one for each lease: {} of {}", holds.len(), lease_ids.len());
+        return Err(ApiError::invalid("holds", problem));
+    }
+    let holds = holds.into_iter().map(Some).chain(std::iter::repeat(None));
+    let renewals = lease_ids.into_iter().zip(holds).map(|(lease_id, holds)| async move {
+        let renewed = node.renew_lease(RenewLeaseRequest { lease_id, holds }).await;
+        heartbeat::response(HeartbeatRequest { lease_id, seq: 0, holds: None }, renewed)
     });
     Ok(LeasesRenewed { renewals: join_all(renewals).await })
 }
