@@ -6,9 +6,9 @@
 //! where it stands is corruption at once: segments hold only zeros before they are written, so no
 //! crash can leave such a thing behind.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::batch::{self, ALIGN_BYTES, Batch, Flaw};
+use crate::batch::{self, ALIGN_BYTES, Batch, Flaw, Header};
 use crate::disk::Disk;
 use crate::error::WalError;
 use crate::record::{GroupLog, Kind};
@@ -31,6 +31,15 @@ impl Survey<'_> {
     }
 }
 
+/// A batch that was read and that no later batch calls synced: it may be in the page cache alone.
+pub(crate) struct Unproven {
+    pub(crate) sequence: u64,
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+    /// The very bytes that were checked: a second look may show others.
+    pub(crate) bytes: Vec<u8>,
+}
+
 /// The log as far as it holds together.
 pub(crate) struct Chain {
     /// The segment it begins with.
@@ -50,6 +59,8 @@ pub(crate) struct Chain {
     pub(crate) first_live: u64,
     /// The last batch that some batch calls synced.
     pub(crate) claimed: u64,
+    /// All batches after that one.
+    pub(crate) unproven: VecDeque<Unproven>,
     /// The last batch that is more than a mark.
     pub(crate) last_data_sequence: u64,
     /// Where the next batch would begin: segment, offset, and the bytes of that segment's file.
@@ -73,6 +84,7 @@ impl Chain {
             last_segment: start,
             first_live: start,
             claimed: 0,
+            unproven: VecDeque::new(),
             last_data_sequence: 0,
             segment: start,
             offset: 0,
@@ -119,7 +131,9 @@ impl Chain {
                 }
             };
             self.check_place(survey, &name, &batch, bytes.len() as u64)?;
+            let from = self.offset as usize;
             self.absorb(&name, &batch)?;
+            self.doubt(&batch.header, from as u64, &bytes[from..from + batch.total_bytes]);
             if batch.header.is_end {
                 return Ok(true);
             }
@@ -212,6 +226,19 @@ impl Chain {
         }
         self.offset += batch.total_bytes as u64;
         Ok(())
+    }
+
+    /// Keeps the batch that was just read, and lets go of those that it calls synced.
+    fn doubt(&mut self, header: &Header, offset: u64, bytes: &[u8]) {
+        while self.unproven.front().is_some_and(|earlier| earlier.sequence <= header.synced_through) {
+            self.unproven.pop_front();
+        }
+        self.unproven.push_back(Unproven {
+            sequence: header.sequence,
+            segment: header.segment,
+            offset,
+            bytes: bytes.to_vec(),
+        });
     }
 
     /// After the last batch: every group's entries are all there.

@@ -11,7 +11,11 @@ use std::sync::Arc;
 /// What a disk must keep, and what it need not:
 ///
 /// - a write is on disk only after [`DiskFile::sync_data`] of that file has returned;
-/// - a created, renamed or removed name is on disk only after [`Disk::sync_dir`] has returned;
+/// - after a sync of a file that failed, the bytes may still be readable and yet never be written by any
+///   later sync, as kernels do it: only writing them again helps;
+/// - a created, renamed or removed name is on disk only after [`Disk::sync_dir`] has returned; after one that
+///   failed, the next that succeeds is enough (names cannot be written again from here, and need not: file
+///   systems keep them in a journal, and stop when they cannot write that);
 /// - a rename replaces its target in one step: after a crash either the old file is there or the new.
 ///
 /// A full disk is an error of kind [`io::ErrorKind::StorageFull`].
@@ -47,7 +51,7 @@ pub trait DiskFile: Send + Sync + 'static {
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
 
     /// Makes all writes so far durable (`fdatasync`). After an error nothing is known about any of
-    /// them; it must not be tried again.
+    /// them; it must not be tried again, not even by the next process, unless they are written again.
     fn sync_data(&self) -> io::Result<()>;
 }
 

@@ -8,14 +8,16 @@
 //! What must always be true:
 //!
 //! - After a crash the log holds a prefix of the batches written, and at least all that were synced.
+//! - What was given back once is there from then on, even if it was read from the page cache after a
+//!   sync that failed.
 //! - No byte is given back that was not written: everything is behind a CRC32C.
 //! - Damage to anything that a later batch, or the clean-stop marker, calls synced stops the start,
 //!   with the file and the offset. Only the very last batch after a crash cannot be told from a torn one.
 //! - A log is founded once, with [`Wal::create`]. [`Wal::open`] never makes one up.
 //! - An error while writing or syncing is final: the log takes nothing more, and the process must end.
 //!
-//! Where to go next: [`Wal`] is the log; `recovery.rs` decides between a torn tail and corruption;
-//! `batch.rs` knows the bytes, which `docs/format.md` draws; [`Disk`] is all that is asked of the
+//! Where to go next: [`Wal`] is the log; `recovery.rs` decides between a torn tail and corruption,
+//! and `repair.rs` makes what it found durable; `batch.rs` knows the bytes, which `docs/format.md` draws; [`Disk`] is all that is asked of the
 //! world, with [`RealDisk`] and the failing, forgetting [`SimDisk`] behind it. [`sealed`] keeps small
 //! whole files, [`snapshots`] uses it.
 //!

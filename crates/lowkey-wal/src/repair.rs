@@ -1,12 +1,32 @@
 //! Putting a log in order after recovery has judged it, before anything new is written.
 //!
-//! Two things must hold from here on. What was read is durable: a killed process leaves batches that
-//! only the operating system knows, and the next power loss would take them after all. And behind the
-//! last batch there are only zeros: bytes of a torn tail must never meet a later batch.
+//! Two things must hold from here on. What was read is durable. And behind the last batch there are only
+//! zeros: bytes of a torn tail must never meet a later batch.
+//!
+//! A sync alone gives neither. A killed process leaves bytes that only the operating system knows, and
+//! that a sync would write. But if a write to the disk failed, then or while nobody looked, the page cache
+//! goes on showing the bytes and counts them as written: no sync ever writes them, and the next loss of
+//! power takes them. So all that is not known to be on disk is written again, the same bytes to the same
+//! place, and then synced:
+//!
+//! - **batches** that no later batch calls synced. Those that one does call synced are: whoever wrote it
+//!   had seen the sync return, and a failed sync ends the process;
+//! - **the zeros** from there to the end of the segment: the tail that was cut now, and one that an earlier
+//!   start cut without getting its zeros to the disk;
+//! - neither after a clean stop: its marker was written when all was synced.
+//!
+//! If the power goes on the way, a sector holds the old bytes or the new. Where the batch was on disk, they
+//! are the same; where it was not, nobody has been told of it.
+//!
+//! Segments and sealed files appear under their names only after a sync of their content has succeeded, so
+//! what can be seen there is on disk; only the names may not be, and a sync of the directory is enough for
+//! them: see [`Disk`].
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::chain::Chain;
 use crate::clean_stop::CleanStop;
 use crate::disk::{Disk, DiskFile, write_zeros};
 use crate::error::WalError;
@@ -32,14 +52,16 @@ pub(crate) fn repair(
     sync_dir(disk)?;
     let name = segment::file_name(chain.segment);
     let mut active = open(disk, chain.segment)?;
-    if let Some(cut) = &findings.cut {
-        write_zeros(active.as_ref(), cut.offset, cut.offset + cut.bytes)
-            .map_err(|source| WalError::io("wiping", &name, source))?;
-    }
-    sync(active.as_ref(), chain.segment)?;
+    let mut files = BTreeMap::from([(chain.segment, Arc::clone(&active))]);
     if chain.last_segment != chain.segment {
-        let last = open(disk, chain.last_segment)?;
-        sync(last.as_ref(), chain.last_segment)?;
+        files.insert(chain.last_segment, open(disk, chain.last_segment)?);
+    }
+    let all_is_proven = findings.clean && findings.cut.is_none();
+    if !all_is_proven {
+        write_again(disk, &mut files, chain)?;
+    }
+    for (number, file) in &files {
+        sync(file.as_ref(), *number)?;
     }
 
     // From the highest down, so that a crash on the way leaves no gap.
@@ -64,6 +86,28 @@ pub(crate) fn repair(
     let spares =
         findings.spares.iter().map(|number| Ok(Spare { number: *number, file: open(disk, *number)? }));
     Ok(Ready { active, active_bytes, spares: spares.collect::<Result<_, WalError>>()? })
+}
+
+/// Writes again all that may be in the page cache alone.
+fn write_again(
+    disk: &Arc<dyn Disk>,
+    files: &mut BTreeMap<u64, Arc<dyn DiskFile>>,
+    chain: &Chain,
+) -> Result<(), WalError> {
+    for batch in &chain.unproven {
+        let file = match files.entry(batch.segment) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(missing) => missing.insert(open(disk, batch.segment)?),
+        };
+        let name = segment::file_name(batch.segment);
+        file.write_at(batch.offset, &batch.bytes)
+            .map_err(|source| WalError::io("writing again", &name, source))?;
+    }
+    if let Some(active) = files.get(&chain.segment) {
+        write_zeros(active.as_ref(), chain.offset, chain.tail.len() as u64)
+            .map_err(|source| WalError::io("wiping", &segment::file_name(chain.segment), source))?;
+    }
+    Ok(())
 }
 
 fn open(disk: &Arc<dyn Disk>, number: u64) -> Result<Arc<dyn DiskFile>, WalError> {

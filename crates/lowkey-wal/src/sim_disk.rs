@@ -2,8 +2,9 @@
 //!
 //! It keeps apart what a program has written and what would survive a power loss. Each write that no
 //! sync has covered may be kept, lost or torn when the power goes; each creation, rename and removal
-//! that no directory sync has covered may be undone, the later ones first. A program that is right on
-//! this disk after every crash relies on nothing that [`Disk`] does not promise.
+//! that no directory sync has covered may be undone, the later ones first. A sync that failed leaves
+//! bytes that everybody can read and no later sync writes: only writing them again does. A program that
+//! is right on this disk after every crash relies on nothing that [`Disk`] does not promise.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -195,9 +196,18 @@ impl SimDisk {
         self.lock().write_failure = Some(Failure { countdown: n, kind });
     }
 
-    /// The n-th sync of a file from now (1 is the next) fails.
+    /// The n-th sync of a file from now (1 is the next) fails. What it was to make durable stays
+    /// readable and counts as written, as in a kernel's page cache; some of it reached the medium.
     pub fn fail_sync(&self, n: u64, kind: io::ErrorKind) {
         self.lock().sync_failure = Some(Failure { countdown: n, kind });
+    }
+
+    /// Memory is short: the page cache forgets about half of what it need not write. Programs then see the
+    /// medium, which matters only where a failed sync has left the two apart.
+    pub fn evict(&self) {
+        let mut state = self.lock();
+        let State { inodes, random, .. } = &mut *state;
+        inodes.values_mut().for_each(|inode| inode.evict(random));
     }
 
     /// How much all files together may hold; beyond it writes fail with `StorageFull`.
@@ -492,8 +502,17 @@ impl DiskFile for SimFile {
 
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.disk.lock();
-        state.begin(Sort::Sync).map_err(|(error, _)| error)?;
-        state.inode(self.inode)?.sync();
+        match state.begin(Sort::Sync) {
+            Ok(()) => state.inode(self.inode)?.sync(),
+            Err((error, _)) if state.is_dead => return Err(error),
+            Err((error, _)) => {
+                let State { inodes, random, .. } = &mut *state;
+                if let Some(inode) = inodes.get_mut(&self.inode) {
+                    inode.fail_sync(random);
+                }
+                return Err(error);
+            }
+        }
         Ok(())
     }
 }

@@ -1,10 +1,12 @@
-//! Power loss at every single operation of random histories, twice in a row.
+//! Power loss at every single operation of random histories, twice in a row; and syncs that fail.
 //!
 //! The promise: what comes back is the log after some number of whole batches, at least all that were
 //! synced, at most all that were written; and the log goes on from there as if nothing had happened.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod common;
+
+use std::io::ErrorKind;
 
 use common::{IDENTITY, Model, compaction, entry, open, record, run_job, small};
 use lowkey_wal::{Disk, Kind, Record, SimDisk, Wal, WalError};
@@ -31,6 +33,13 @@ enum Step {
     Kill,
     /// The process stops cleanly and starts again.
     Stop,
+    /// The n-th sync from here fails, and with it the process, unless it is about the next segment. The next start
+    /// may fail in the same way, and find that the page cache has forgotten.
+    FailSync {
+        n: u64,
+        fails_again_at: u64,
+        evicts: bool,
+    },
 }
 
 fn draw() -> impl Strategy<Value = Draw> {
@@ -50,6 +59,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Job),
         1 => Just(Step::Kill),
         1 => Just(Step::Stop),
+        1 => (1..4u64, 0..4u64, any::<bool>()).prop_map(|(n, fails_again_at, evicts)| {
+            Step::FailSync { n, fails_again_at, evicts }
+        }),
     ]
 }
 
@@ -94,6 +106,8 @@ struct World {
     /// Operations on disks that are gone.
     operations: u64,
     crash_at: Option<u64>,
+    /// What the last failing sync brings with it.
+    failure: Option<(u64, bool)>,
 }
 
 impl World {
@@ -106,6 +120,7 @@ impl World {
             serial: 0,
             operations: 0,
             crash_at,
+            failure: None,
         };
         world.arm();
         world
@@ -139,9 +154,34 @@ impl World {
             self.synced = 1;
         }
         for step in steps {
-            self.step(step)?;
+            match (self.step(step), self.failure.take()) {
+                // Only the sync has failed: the machine is up.
+                (Err(_), Some((fails_again_at, evicts))) if self.disk.list().is_ok() => {
+                    self.go_on_after_failure(fails_again_at, evicts)?;
+                }
+                (done, failure) => {
+                    done?;
+                    self.failure = failure;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The next process starts from what the page cache shows; that is safe once it has been given back.
+    fn go_on_after_failure(&mut self, fails_again_at: u64, evicts: bool) -> Result<(), WalError> {
+        self.switch(self.disk.kill());
+        if evicts {
+            self.disk.evict();
+        }
+        if fails_again_at > 0 {
+            self.disk.fail_sync(fails_again_at, ErrorKind::Other);
+            if open(&self.disk).is_err() && self.disk.list().is_ok() && evicts {
+                self.disk.evict();
+            }
+            self.switch(self.disk.kill());
+        }
+        self.come_back()
     }
 
     fn step(&mut self, step: &Step) -> Result<(), WalError> {
@@ -164,6 +204,10 @@ impl World {
                 drop(wal);
                 self.switch(self.disk.kill());
                 return self.reopen(false);
+            }
+            Step::FailSync { n, fails_again_at, evicts } => {
+                self.disk.fail_sync(*n, ErrorKind::Other);
+                self.failure = Some((*fails_again_at, *evicts));
             }
             Step::Stop => {
                 wal.close()?;
@@ -200,6 +244,12 @@ impl World {
             self.models.truncate(1);
             return Ok(());
         }
+        self.failure = None;
+        self.come_back()
+    }
+
+    /// Opens a log that may have lost what was not synced.
+    fn come_back(&mut self) -> Result<(), WalError> {
         let (wal, recovered) = match open(&self.disk) {
             Ok(opened) => opened,
             // The next crash came while this one was being repaired.
@@ -225,7 +275,11 @@ fn survives_every_crash(steps: &[Step], seed: u64) {
     for (crash_at, loses_power) in (1..=operations).flat_map(|n| [(n, true), (n, false)]) {
         let mut world = World::new(seed ^ crash_at, Some(crash_at));
         let _ = world.run(steps);
-        assert!(world.disk.list().is_err(), "no crash at {crash_at}");
+        if world.disk.list().is_ok() {
+            // What a failed sync leaves is up to the seed, and so is what is done after it.
+            assert!(steps.iter().any(|step| matches!(step, Step::FailSync { .. })), "no crash at {crash_at}");
+            continue;
+        }
         // A second one soon after, often while the first is still being repaired.
         let again_at = 1 + (seed ^ crash_at.wrapping_mul(0x9e37_79b9)) % 23;
         let begun = world.restart(loses_power, Some(again_at));
@@ -234,7 +288,7 @@ fn survives_every_crash(steps: &[Step], seed: u64) {
         // And one with nothing in between: what was read once is safe.
         world.restart(true, None).unwrap();
         world.run(&steps[..steps.len().min(8)]).unwrap();
-        world.step(&Step::Stop).unwrap();
+        world.run(&[Step::Stop]).unwrap();
     }
 }
 

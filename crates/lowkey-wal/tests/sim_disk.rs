@@ -94,6 +94,50 @@ fn writes_and_syncs_fail_when_told_to() {
 }
 
 #[test]
+fn what_a_failed_sync_left_is_readable_and_written_by_no_later_sync() {
+    let mut lost = 0;
+    for seed in 0..100 {
+        let disk = with_file(seed);
+        let file = disk.open("a").unwrap();
+        disk.fail_sync(1, ErrorKind::Other);
+        file.write_at(0, &[2; 1000]).unwrap();
+        file.sync_data().unwrap_err();
+        let disk = disk.kill();
+        let file = disk.open("a").unwrap();
+        file.write_at(1000, &[3; 1000]).unwrap();
+        file.sync_data().unwrap();
+        let seen = disk.content("a").unwrap();
+        assert!(seen[..1000].iter().all(|byte| *byte == 2) && seen[1000..].iter().all(|byte| *byte == 3));
+        let after = disk.fork().crash().content("a").unwrap();
+        assert!(after[1000..].iter().all(|byte| *byte == 3));
+        lost += usize::from(after[..1000].contains(&1));
+        // Written again, it is a write like any other.
+        file.write_at(0, &[2; 1000]).unwrap();
+        file.sync_data().unwrap();
+        assert_eq!(disk.crash().content("a").unwrap(), seen);
+    }
+    assert!(lost > 30, "{lost}");
+}
+
+#[test]
+fn a_page_cache_that_forgets_shows_the_medium_and_keeps_what_is_to_be_written() {
+    let mut seen = BTreeSet::new();
+    for seed in 0..100 {
+        let disk = with_file(seed);
+        let file = disk.open("a").unwrap();
+        disk.fail_sync(1, ErrorKind::Other);
+        file.write_at(0, &[2; 512]).unwrap();
+        file.sync_data().unwrap_err();
+        file.write_at(512, &[3; 512]).unwrap();
+        disk.evict();
+        let content = disk.content("a").unwrap();
+        assert!(content[512..1024].iter().all(|byte| *byte == 3), "not written yet");
+        seen.insert(content[511]);
+    }
+    assert_eq!(seen, BTreeSet::from([1, 2]));
+}
+
+#[test]
 fn a_full_disk_refuses_growth_and_nothing_else() {
     let disk = with_file(1);
     disk.set_capacity(Some(2100));

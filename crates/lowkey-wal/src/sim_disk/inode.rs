@@ -1,4 +1,5 @@
-//! One file of the simulated disk: what is on the medium, and what is only on its way there.
+//! One file of the simulated disk: what is on the medium, what is only on its way there, and what
+//! programs see though it will never get there.
 
 use super::random::Random;
 
@@ -30,10 +31,12 @@ fn put(content: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 
 #[derive(Clone)]
 pub(super) struct Inode {
-    /// What survives a power loss; `changes` lead from here to `current`.
+    /// What survives a power loss.
     durable: Vec<u8>,
+    /// What the next sync brings to the medium.
     changes: Vec<Change>,
-    /// What programs see.
+    /// What programs see: the page cache. `durable` and then `changes` lead here, but for what a
+    /// failed sync left behind: those pages count as clean, and no later sync writes them.
     current: Vec<u8>,
 }
 
@@ -65,6 +68,24 @@ impl Inode {
         }
     }
 
+    /// A sync fails as it does in a kernel: some of the changes reach the medium and some do not, all
+    /// count as written from now on, and programs still see them.
+    pub(super) fn fail_sync(&mut self, random: &mut Random) {
+        self.meet_fates(random);
+    }
+
+    /// The page cache forgets: of each sector that no change waits for, programs may see the medium again.
+    pub(super) fn evict(&mut self, random: &mut Random) {
+        let cached = std::mem::replace(&mut self.current, self.durable.clone());
+        let kept = sectors(0, cached.len().min(self.current.len()));
+        for (from, to) in kept.into_iter().filter(|_| random.below(2) == 0) {
+            self.current[from..to].copy_from_slice(&cached[from..to]);
+        }
+        for change in &self.changes {
+            change.apply(&mut self.current);
+        }
+    }
+
     /// Flips bits on the medium and in what programs see.
     pub(super) fn flip(&mut self, offset: usize, mask: u8) -> bool {
         if let Some(byte) = self.durable.get_mut(offset) {
@@ -81,6 +102,11 @@ impl Inode {
 
     /// Decides the fate of every change that no sync has covered.
     pub(super) fn lose_power(&mut self, random: &mut Random) {
+        self.meet_fates(random);
+        self.current.clone_from(&self.durable);
+    }
+
+    fn meet_fates(&mut self, random: &mut Random) {
         for change in std::mem::take(&mut self.changes) {
             match (random.below(4), &change) {
                 (0, _) => change.apply(&mut self.durable),
@@ -89,7 +115,6 @@ impl Inode {
                 (_, Change::SetLen(_)) => {}
             }
         }
-        self.current.clone_from(&self.durable);
     }
 
     /// Lets a part of a write reach the medium: the sectors up to some point, the bytes up to some
