@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     ClientMute,
     ClientCrash,
     Stall,
+    /// A sync of a machine's disk fails, and ends the process.
+    SyncFailure,
     Transfer,
     /// Whoever runs the cluster adds or removes a machine, or names one to lead.
     Operator,
@@ -42,6 +44,7 @@ impl World {
             Fault::ClientMute,
             Fault::ClientCrash,
             Fault::Stall,
+            Fault::SyncFailure,
             Fault::Transfer,
             Fault::Operator,
         ] {
@@ -58,6 +61,7 @@ impl World {
             Fault::ClientPause => self.faults.client_pause_nanos,
             Fault::ClientCrash => self.faults.client_crash_nanos,
             Fault::Stall => self.faults.stall_nanos,
+            Fault::SyncFailure => self.faults.sync_failure_nanos,
             Fault::Transfer => self.faults.transfer_nanos,
             Fault::ClientMute => self.faults.client_mute_nanos,
             Fault::Operator => self.faults.operator_nanos,
@@ -135,6 +139,12 @@ impl World {
                 self.nodes[node].stalled_until = self.now + span;
                 self.trace
                     .tell(self.now, || format!("the disk of n{} stalls for {}", node + 1, span_words(span)));
+            }
+            Fault::SyncFailure => {
+                if self.nodes[node].process.is_some() {
+                    let n = self.random.between(1, 3);
+                    self.nodes[node].fail_sync(n);
+                }
             }
             Fault::Operator => return self.operate(),
             Fault::Transfer => {
@@ -274,6 +284,26 @@ impl World {
         let at = self.now + span;
         self.schedule(at, Event::Restart { node });
         Ok(())
+    }
+
+    /// A process has ended because its disk failed a sync. The machine is up, and the next process reads from its page
+    /// cache; sometimes that has forgotten, and sometimes the disk fails again.
+    pub(crate) fn ended_by_failed_sync(&mut self, node: usize) {
+        self.reset_connections(node);
+        self.nodes[node].crash(false);
+        if self.random.one_in(3) {
+            self.nodes[node].disk.evict();
+        }
+        if self.quiet_since.is_none() && self.random.one_in(4) {
+            let n = self.random.between(1, 3);
+            self.nodes[node].fail_sync(n);
+        }
+        let span = self.random.between(0, 2 * SECOND);
+        self.trace.tell(self.now, || {
+            format!("a sync of n{} fails, its process ends, and is back in {}", node + 1, span_words(span))
+        });
+        let at = self.now + span;
+        self.schedule(at, Event::Restart { node });
     }
 
     /// Flips a byte of a log that is not in use. Where the damage is in what is known to be synced,

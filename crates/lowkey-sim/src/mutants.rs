@@ -85,6 +85,7 @@ pub const MUTANTS: &[&str] = &[
     // What must be on disk.
     "vote not persisted",
     "log sync skipped",
+    "recovery believes the page cache",
     "log cut before its snapshot is on disk",
     "an entry is left out of a snapshot's making",
     "a lone voter speaks before its vote is on disk",
@@ -172,8 +173,10 @@ pub fn run_mutated(name: &'static str, seed: u64, trace: bool) -> Run {
 
 fn mutated(name: &'static str, run: impl FnOnce() -> Run) -> Run {
     activate(Some(name));
+    lowkey_wal::mutants::activate(Some(name));
     let run = run();
     activate(None);
+    lowkey_wal::mutants::activate(None);
     run
 }
 

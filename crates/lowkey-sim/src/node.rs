@@ -4,6 +4,7 @@
 //! come between the write and the sync, and between the sync and the answers.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 
 use lowkey_core::{
     COMMAND_VERSION, ClusterId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName, RequestId, State,
@@ -213,6 +214,12 @@ impl Node {
         self.doom = None;
         self.disk = if power_is_lost { self.disk.crash() } else { self.disk.kill() };
         self.wakes_at = None;
+    }
+
+    /// The n-th sync from now fails: of the log or of a leader's snapshot, which ends the process, or of a file that is
+    /// made again.
+    pub(crate) fn fail_sync(&self, n: u64) {
+        self.disk.fail_sync(n, io::ErrorKind::Other);
     }
 
     pub(crate) fn now(&self, true_nanos: u64) -> Nanos {

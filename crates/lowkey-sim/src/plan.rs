@@ -78,6 +78,8 @@ pub struct Faults {
     pub client_crash_nanos: u64,
     /// Time between stalls of a disk.
     pub stall_nanos: u64,
+    /// Time between syncs of a disk that fail; each ends a process.
+    pub sync_failure_nanos: u64,
     /// Time between attempts to move the lead.
     pub transfer_nanos: u64,
     /// Time between wishes of whoever runs the cluster: a machine is added, removed, or is to lead.
@@ -110,6 +112,16 @@ impl Plan {
             recovered: false,
             faults: Faults::draw(random, replicas),
         }
+        .with_failing_syncs(seed)
+    }
+
+    /// Drawn apart, so that worlds without failing syncs are what they were before there were any.
+    fn with_failing_syncs(mut self, seed: u64) -> Self {
+        let random = &mut Random::new(seed ^ 0x6673_796e_63);
+        if random.one_in(3) {
+            self.faults.sync_failure_nanos = random.between(5, 40) * SECOND;
+        }
+        self
     }
 
     /// True if those who want this lock want to lead: one at a time, with something to say.
@@ -148,6 +160,7 @@ impl Faults {
             clock_skew_permille: sometimes(5, 41),
             damage: false,
             operator_nanos: 0,
+            sync_failure_nanos: 0,
             delay_max_nanos: 0,
         };
         faults.damage = replicas > 2 && random.one_in(4);

@@ -36,6 +36,7 @@ fn fault_words(faults: &Faults) -> String {
         (faults.client_pause_nanos, "pauses of clients"),
         (faults.client_crash_nanos, "crashes of clients"),
         (faults.stall_nanos, "disks that stall"),
+        (faults.sync_failure_nanos, "syncs that fail"),
         (faults.transfer_nanos, "wishes that the lead move"),
         (faults.clock_skew_permille, "clocks that run at different rates"),
         (u64::from(faults.damage), "damaged logs"),

@@ -398,6 +398,7 @@ impl World {
         self.quiet_since = Some(self.now);
         self.plan.think_nanos = self.plan.think_nanos.min(SECOND / 2);
         self.faults = Faults::none();
+        self.nodes.iter().for_each(|node| node.disk.stop_failing());
         self.cut.clear();
         self.client_cut.clear();
         for node in 0..self.nodes.len() {

@@ -30,6 +30,7 @@ mod clean_stop;
 mod disk;
 mod error;
 mod group;
+pub mod mutants;
 mod real_disk;
 mod record;
 mod recovery;

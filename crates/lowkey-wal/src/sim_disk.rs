@@ -122,6 +122,9 @@ enum Sort {
 }
 
 impl SimDisk {
+    /// What an error says that comes of [`SimDisk::fail_write`] or [`SimDisk::fail_sync`].
+    pub const TOLD_TO_FAIL: &str = "the simulated disk was told to fail";
+
     /// An empty disk whose every accident follows from the seed.
     pub fn new(seed: u64) -> SimDisk {
         SimDisk::from_state(State {
@@ -200,6 +203,12 @@ impl SimDisk {
     /// readable and counts as written, as in a kernel's page cache; some of it reached the medium.
     pub fn fail_sync(&self, n: u64, kind: io::ErrorKind) {
         self.lock().sync_failure = Some(Failure { countdown: n, kind });
+    }
+
+    /// No write and no sync fails any more that has not failed yet.
+    pub fn stop_failing(&self) {
+        let mut state = self.lock();
+        (state.write_failure, state.sync_failure) = (None, None);
     }
 
     /// Memory is short: the page cache forgets about half of what it need not write. Programs then see the
@@ -359,7 +368,7 @@ impl State {
         {
             failure.countdown = failure.countdown.saturating_sub(1);
             if failure.countdown == 0 {
-                let error = io::Error::new(failure.kind, "the simulated disk was told to fail");
+                let error = io::Error::new(failure.kind, SimDisk::TOLD_TO_FAIL);
                 *slot = None;
                 return Err((error, false));
             }

@@ -2,6 +2,7 @@
 
 use lowkey_core::{MemberId, mutants};
 use lowkey_replica::{Input, MessageType, Output, Role, wire};
+use lowkey_wal::SimDisk;
 
 use super::{Event, GROUP, TICK_NANOS, World};
 use crate::invariants::{
@@ -27,6 +28,10 @@ impl World {
                     StartProblem::Log(error) => error.to_string(),
                     StartProblem::Other(what) => what,
                 };
+                if what.contains(SimDisk::TOLD_TO_FAIL) {
+                    self.ended_by_failed_sync(node);
+                    return Ok(());
+                }
                 Check::Err(Violation {
                     invariant: "recovery",
                     what: format!("n{member} does not start: {what}"),
@@ -83,8 +88,10 @@ impl World {
                 self.wake_node(node, next_tick);
                 return Ok(());
             }
-            let begun = process.begin_turn(&machine.disk, local);
-            let (output, waits) = begun.map_err(|what| self.ended(node, what))?;
+            let (output, waits) = match process.begin_turn(&machine.disk, local) {
+                Ok(begun) => begun,
+                Err(what) => return self.disk_failed(node, what),
+            };
             self.observe(node)?;
             self.carry_out(node, output)?;
             if waits && mutants::is_active("reply before sync") {
@@ -110,7 +117,9 @@ impl World {
             return Ok(());
         }
         let process = self.nodes[node].process.as_mut().expect("the caller looked");
-        process.sync().map_err(|what| self.ended(node, what))?;
+        if let Err(what) = process.sync() {
+            return self.disk_failed(node, what);
+        }
         self.end_turn(node)?;
         self.wake_node(node, self.now);
         Ok(())
@@ -123,6 +132,15 @@ impl World {
         let output = process.end_turn(local).map_err(|what| self.ended(node, what))?;
         self.observe(node)?;
         self.carry_out(node, output)
+    }
+
+    /// A process could not write, and ended. It may, if a sync was told to fail.
+    fn disk_failed(&mut self, node: usize, what: String) -> Check {
+        if !what.contains(SimDisk::TOLD_TO_FAIL) {
+            return Err(self.ended(node, what));
+        }
+        self.ended_by_failed_sync(node);
+        Ok(())
     }
 
     pub(super) fn ended(&self, node: usize, what: String) -> Violation {
