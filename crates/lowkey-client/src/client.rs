@@ -1,7 +1,8 @@
 //! The client: where everything begins.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::Stream;
@@ -9,19 +10,21 @@ use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{
-    CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, GetLockRequest, GetLockResponse,
-    GetStatusRequest, GetStatusResponse, ListLocksRequest,
+    CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse, GetLockRequest,
+    GetLockResponse, GetStatusRequest, GetStatusResponse, ListLocksRequest,
 };
 use lowkey_api::validity::valid_until;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::transport::Channel;
 
 use crate::clock::now_nanos;
+use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::{Keeper, Presence};
-use crate::link::Link;
+use crate::link::{Link, deadline_in};
 use crate::random::{self, Backoff};
-use crate::session::Session;
+use crate::session::{Session, Shared, revocation};
 use crate::watch::{Observation, Watch};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,11 +48,15 @@ pub struct Client {
     pub(crate) inner: Arc<Inner>,
 }
 
+/// What all handles share. The link and the keeper are dropped before the engine, which then waits for what is
+/// still to be told.
 pub(crate) struct Inner {
     pub(crate) link: Link,
     pub(crate) keeper: Keeper,
     pub(crate) owner: String,
     pub(crate) call_timeout: Duration,
+    sessions: Mutex<HashMap<u64, Weak<Shared>>>,
+    pub(crate) engine: Engine,
 }
 
 /// How a client is to be. Made by [`Client::builder`].
@@ -102,8 +109,22 @@ impl ClientBuilder {
         if let Some(wrong) = self.endpoints.iter().find(|endpoint| !endpoint.contains("://")) {
             return Err(Error::invalid(format!("{wrong} is no URL such as http://127.0.0.1:9000")));
         }
-        let link = Link::start(self.endpoints);
-        let mut state = link.state();
+        let (link, link_task) = Link::new(self.endpoints);
+        let (keeper, keeper_task) = Keeper::new(link.clone());
+        let engine = Engine::start(move || async move {
+            tokio::spawn(keeper_task);
+            // The keeper uses the link, so the link ends last.
+            link_task.await;
+        })?;
+        let inner = Inner {
+            link,
+            keeper,
+            owner: self.owner.unwrap_or_else(default_owner),
+            call_timeout: self.call_timeout,
+            sessions: Mutex::default(),
+            engine,
+        };
+        let mut state = inner.link.state();
         let ready = state.wait_for(|state| {
             let hopeless =
                 state.problem.as_ref().is_some_and(|error| matches!(error.kind(), ErrorKind::Invalid(_)));
@@ -113,12 +134,10 @@ impl ClientBuilder {
             .await
             .is_ok_and(|state| state.is_ok_and(|state| state.channel.is_some()));
         if !is_connected {
-            let problem = link.state().borrow().problem.clone();
+            let problem = inner.link.state().borrow().problem.clone();
             return Err(problem.unwrap_or_else(|| Error::unavailable("no node answers", false)));
         }
-        let keeper = Keeper::start(link.clone());
-        let owner = self.owner.unwrap_or_else(default_owner);
-        Ok(Client { inner: Arc::new(Inner { link, keeper, owner, call_timeout: self.call_timeout }) })
+        Ok(Client { inner: Arc::new(inner) })
     }
 }
 
@@ -177,14 +196,51 @@ impl Client {
         };
         // R6: validity counts from before the first send; retries keep this time.
         let first_sent = now_nanos();
-        match self.inner.link.call(Call::CreateLease(request), self.inner.call_timeout).await? {
-            Answer::CreateLease(made) => {
-                let until = valid_until(first_sent, made.ttl_seconds);
-                let presence = Presence::new(made.lease_id, made.ttl_seconds, until);
-                Ok(Session::new(Arc::clone(&self.inner), presence))
+        let (made, is_made) = oneshot::channel();
+        // Not in this future: if the caller drops it, somebody must still end the lease.
+        self.inner.engine.runtime().spawn(make_lease(
+            self.inner.link.clone(),
+            request,
+            self.inner.call_timeout,
+            made,
+        ));
+        let mut made = is_made.await.map_err(|_| Error::unavailable("the client has ended", true))??;
+        let until = valid_until(first_sent, made.ttl_seconds);
+        let presence = Presence::new(made.lease_id, made.ttl_seconds, until);
+        made.revoke = None;
+        Ok(Session::new(Arc::clone(&self.inner), presence))
+    }
+
+    /// Ends all sessions of this client and of its clones, and waits until the service has heard of that, and of
+    /// all releases that are under way. Belief ends first (R9): from the moment of this call no guard holds anything.
+    ///
+    /// To be called where a program ends. Without it the drop of the client's last handle waits, too, but blocks the
+    /// thread, and only for 200 ms. An error says that no node answered in time; it is tried on in the background as
+    /// long as the program runs.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), lowkey_client::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let client = lowkey_client::Client::connect(["http://127.0.0.1:9000"]).await?;
+    /// let session = client.session(Duration::from_secs(10)).await?;
+    /// drop(session.lock("billing/job").acquire().await?);
+    /// // Others can have the lock when this returns.
+    /// client.close().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn close(self) -> Result<(), Error> {
+        let inner = &self.inner;
+        for session in inner.sessions().values().filter_map(Weak::upgrade).collect::<Vec<_>>() {
+            if let Some(revoke) = session.end() {
+                inner.link.tell(revoke, ());
             }
-            _ => Err(Error::unavailable("an answer to another question", true)),
         }
+        timeout(inner.call_timeout, inner.link.flush()).await.map_err(|_| {
+            let problem = inner.link.state().borrow().problem.clone();
+            problem.unwrap_or_else(|| Error::unavailable("no answer in time", true))
+        })
     }
 
     /// Who holds a lock, and who waits for it.
@@ -308,6 +364,56 @@ impl Client {
     }
 }
 
+/// A lease that was made, and that no session has yet.
+struct MadeLease {
+    lease_id: u64,
+    ttl_seconds: i64,
+    link: Link,
+    /// What is to be told if nobody takes it.
+    revoke: Option<Call>,
+}
+
+impl MadeLease {
+    fn new(made: &CreateLeaseResponse, owner_id: String, link: &Link) -> Self {
+        let CreateLeaseResponse { lease_id, ttl_seconds, .. } = *made;
+        Self { lease_id, ttl_seconds, link: link.clone(), revoke: Some(revocation(lease_id, owner_id)) }
+    }
+}
+
+impl Drop for MadeLease {
+    fn drop(&mut self) {
+        if let Some(revoke) = self.revoke.take() {
+            self.link.tell(revoke, ());
+        }
+    }
+}
+
+/// How long it is tried to find and end a lease that may have been made although its caller was told otherwise. After
+/// that it runs out by itself, since nobody renews it.
+const IN_DOUBT_TIME: Duration = Duration::from_secs(30);
+
+async fn make_lease(
+    link: Link,
+    request: CreateLeaseRequest,
+    time: Duration,
+    made: oneshot::Sender<Result<MadeLease, Error>>,
+) {
+    let owner_id = request.owner_id.clone();
+    let call = Call::CreateLease(request);
+    let ask = async |time| match link.call(call.clone(), time).await? {
+        Answer::CreateLease(made) => Ok(MadeLease::new(&made, owner_id.clone(), &link)),
+        _ => Err(Error::unavailable("an answer to another question", true)),
+    };
+    let outcome = ask(time).await;
+    let is_in_doubt = outcome.as_ref().is_err_and(Error::may_have_been_done);
+    // A caller that has gone drops the lease, which ends it.
+    let _ = made.send(outcome);
+    if is_in_doubt {
+        // The same request id: what was made is told again, and then ended.
+        drop(ask(time.min(IN_DOUBT_TIME)).await);
+    }
+}
+
 /// What a call does to the service.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
@@ -324,6 +430,19 @@ impl Effect {
 }
 
 impl Inner {
+    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, Weak<Shared>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a session ended with the client.
+    pub(crate) fn register(&self, session: &Arc<Shared>) {
+        self.sessions().insert(session.presence.lease_id, Arc::downgrade(session));
+    }
+
+    pub(crate) fn unregister(&self, lease_id: u64) {
+        self.sessions().remove(&lease_id);
+    }
+
     /// The connection, as soon as there is one.
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
         let mut state = self.link.state();
@@ -347,7 +466,7 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
-        let deadline = Instant::now() + self.call_timeout;
+        let deadline = deadline_in(self.call_timeout);
         let mut backoff = Backoff::new();
         // The last word, which is a node's if one said anything; and whether a copy of the call was left without a clear
         // answer.

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::client::{Client, Inner, whole_seconds};
 use crate::error::Error;
+use crate::link::deadline_in;
 use crate::random::{self, Backoff};
 use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
@@ -95,7 +96,7 @@ impl Client {
 
     /// Starts the time of a lease anew, once; gives its time to live. A [`crate::Session`] does so by itself.
     pub async fn renew_lease(&self, lease_id: u64) -> Result<Duration, Error> {
-        let deadline = Instant::now() + self.inner.call_timeout;
+        let deadline = deadline_in(self.inner.call_timeout);
         let (mut backoff, mut refused) = (Backoff::new(), None);
         loop {
             let error = match self.renew_once(lease_id, deadline).await {
@@ -159,7 +160,7 @@ impl DetachedLock {
         let ttl_seconds = whole_seconds(self.ttl)?;
         let request = AcquireLockRequest { ttl_seconds, ..self.wish.request(&inner.owner, wait) };
         let mut asked = Asked { inner, name: &self.wish.name, request_id: Some(request.request_id.clone()) };
-        match inner.link.call(Call::AcquireLock(request), inner.call_timeout + wait).await {
+        match inner.link.call(Call::AcquireLock(request), inner.call_timeout.saturating_add(wait)).await {
             Ok(Answer::AcquireLock(granted)) => {
                 asked.request_id = None;
                 Ok(Detached {

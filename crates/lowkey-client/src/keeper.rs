@@ -1,4 +1,4 @@
-//! The keeper: one task that renews every lease of a client, and tells each session how it stands.
+//! The keeper: one task, on the client's own thread, that renews every lease of a client, and tells each session how it stands.
 //!
 //! Renewals are made at a third of the time to live, many leases in one message. What counts is the client's
 //! own clock (R6): each acknowledgement is credited to the moment before its request was first sent, and a
@@ -139,7 +139,8 @@ enum Order {
 }
 
 impl Keeper {
-    pub(crate) fn start(link: Link) -> Self {
+    /// A keeper, and the task that does its work: it ends when the keeper is gone and no lease is left.
+    pub(crate) fn new(link: Link) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let task = Task {
             link,
@@ -149,8 +150,7 @@ impl Keeper {
             by_end: BTreeSet::new(),
             under_way: FuturesUnordered::new(),
         };
-        tokio::spawn(task.run());
-        Self { orders }
+        (Self { orders }, task.run())
     }
 
     /// Keeps a lease alive until it is lost.

@@ -27,17 +27,24 @@
 //!   protected resource refuse a token below the highest that it has seen.
 //! - Calls are tried again, at other nodes too, until their deadline; each has an effect once. What is left is
 //!   in the [`Error`]: whether trying again makes sense, and whether it may have happened.
-//! - Two tasks of one session that want the same name wait for each other. Use two sessions if they are to compete
-//!   with others by themselves.
+//! - Two tasks of one session that want the same name wait for each other, unless both want it in shared mode: then
+//!   they share one grant. Use two sessions if they are to compete with others by themselves.
 //!
-//! Where to look: `link` for the one stream that everything travels on, `keeper` for renewals and the rules of
-//! validity (R6, R7, R9).
+//! - A client has a thread of its own, which renews leases and tells of losses whatever the program's runtime does.
+//!   A guard, a session or a client may be dropped anywhere; the drop of a client's last handle waits for releases
+//!   that are under way, 200 ms at most. [`Client::close`] waits without blocking the thread.
+//!
+//! Where to look: `engine` for that thread, `link` for the one stream that everything travels on, `keeper` for
+//! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
 mod client;
 mod clock;
 mod detached;
+mod door;
 mod election;
+mod engine;
 mod error;
+mod grant;
 mod keeper;
 mod link;
 mod lock;

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use lowkey_api::Reason;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{AcquireLockRequest, AcquireLockResponse, ReleaseLockRequest};
-use tokio::sync::OwnedMutexGuard;
+use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::Inner;
+use crate::door::{Entering, Entry, Turn};
 use crate::error::{Error, ErrorKind, HeldBy, Lost};
+use crate::grant::Grant;
 use crate::keeper::Presence;
 use crate::random;
-use crate::session::{LossCause, Session, SessionStatus, lost};
+use crate::session::{LossCause, Session, SessionStatus};
 use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 
 /// A lock that is to be acquired. Made by [`Session::lock`].
@@ -64,6 +64,9 @@ impl Lock {
     /// Acquires it if it is free now; otherwise an error for which [`Error::is_busy`] is true, and which
     /// says who holds it.
     ///
+    /// A release of this very session that is under way, as after a guard was dropped, is waited for: it is no
+    /// holder.
+    ///
     /// ```no_run
     /// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
     /// match session.lock("billing/nightly").try_acquire().await {
@@ -76,42 +79,76 @@ impl Lock {
     /// ```
     pub async fn try_acquire(&self) -> Result<LockGuard, Error> {
         self.session.check()?;
-        let Some(turn) = self.session.try_enter(&self.wish.name) else {
-            // Another task of this very session holds it, or is about to.
-            let held_by = HeldBy {
-                name: self.wish.name.clone(),
-                owner: self.session.shared.client.owner.clone(),
-                lease_id: self.session.lease_id(),
-                ..HeldBy::default()
-            };
-            return Err(Error::new(ErrorKind::LockHeld(held_by)));
+        let door = self.session.shared.doors.of(&self.wish.name);
+        let entry = match door.enter(self.wish.way(), true) {
+            Entering::Now(entry) => entry,
+            Entering::Busy(grant) => return Err(self.held_by_another_task(grant.map(|grant| grant.token))),
+            Entering::Later(entry) => {
+                let decided = timeout(self.session.shared.client.call_timeout, entry);
+                match self.unless_lost(decided).await? {
+                    Ok(Ok(entry)) => entry,
+                    _ => return Err(self.held_by_another_task(None)),
+                }
+            }
         };
-        self.ask(turn, Duration::ZERO).await
+        self.go_in(entry, Duration::ZERO).await
+    }
+
+    /// Another task of this very session holds it, or is about to.
+    fn held_by_another_task(&self, token: Option<u64>) -> Error {
+        let held_by = HeldBy {
+            name: self.wish.name.clone(),
+            owner: self.session.shared.client.owner.clone(),
+            lease_id: self.session.lease_id(),
+            fencing_token: token.unwrap_or_default(),
+            ..HeldBy::default()
+        };
+        Error::new(ErrorKind::LockHeld(held_by))
     }
 
     /// Acquires it within this time; otherwise an error for which [`Error::is_busy`] is true.
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
-        let entered = tokio::select! {
-            entered = timeout(time, self.session.enter(&self.wish.name)) => entered,
-            cause = self.session.lost() => return Err(Error::new(ErrorKind::SessionLost(cause))),
+        let door = self.session.shared.doors.of(&self.wish.name);
+        let entry = match door.enter(self.wish.way(), false) {
+            Entering::Now(entry) => Some(entry),
+            Entering::Later(entry) => self.unless_lost(timeout(time, entry)).await?.ok().and_then(Result::ok),
+            Entering::Busy(_) => None,
         };
-        let Ok(turn) = entered else {
+        let Some(entry) = entry else {
             return Err(Error::new(ErrorKind::WaitTimeout(None)));
         };
         // At least a moment: whoever wants to wait gets in line.
         let left = time.saturating_sub(started.elapsed()).max(Duration::from_millis(1)).min(WAIT_MAX);
-        self.ask(turn, left).await
+        self.go_in(entry, left).await
     }
 
-    async fn ask(&self, turn: OwnedMutexGuard<()>, wait: Duration) -> Result<LockGuard, Error> {
+    async fn unless_lost<T>(&self, wait: impl Future<Output = T>) -> Result<T, Error> {
+        tokio::select! {
+            outcome = wait => Ok(outcome),
+            cause = self.session.lost() => Err(Error::new(ErrorKind::SessionLost(cause))),
+        }
+    }
+
+    async fn go_in(&self, entry: Entry<Grant>, wait: Duration) -> Result<LockGuard, Error> {
+        let guard = match entry {
+            Entry::Turn(turn) => self.ask(turn, wait).await?,
+            Entry::Share(grant) => LockGuard::new(grant),
+        };
+        // R7: a grant is worth something only within the validity of its lease.
+        self.session.check()?;
+        Ok(guard)
+    }
+
+    async fn ask(&self, turn: Turn<Grant>, wait: Duration) -> Result<LockGuard, Error> {
         let shared = &self.session.shared;
         let lease_id = shared.presence.lease_id;
         let request = AcquireLockRequest { lease_id, ..self.wish.request(&shared.client.owner, wait) };
         let request_id = request.request_id.clone();
         let mut asked = Asked { lock: self, request_id: Some(request_id), turn: Some(turn) };
-        let call = shared.client.link.call(Call::AcquireLock(request), shared.client.call_timeout + wait);
+        let time = shared.client.call_timeout.saturating_add(wait);
+        let call = shared.client.link.call(Call::AcquireLock(request), time);
         let outcome = tokio::select! {
             biased;
             outcome = call => outcome,
@@ -122,11 +159,13 @@ impl Lock {
             Ok(_) => return Err(Error::unavailable("an answer to another question", true)),
             Err(error) => return Err(self.refused(error, &mut asked)),
         };
-        // From here on the guard gives the grant back, by its token.
-        let guard = LockGuard::new(self, &granted, asked.settled());
-        // R7: a grant is worth something only within the validity of its lease.
-        self.session.check()?;
-        Ok(guard)
+        // From here on the grant is given back by its token.
+        let grant = Grant::new(self.session.clone(), self.wish.name.clone(), &granted);
+        if let Some(turn) = asked.settled() {
+            turn.held(self.wish.way(), &grant);
+            grant.keep(turn);
+        }
+        Ok(LockGuard::new(grant))
     }
 
     fn refused(&self, error: Error, asked: &mut Asked<'_>) -> Error {
@@ -150,12 +189,12 @@ struct Asked<'a> {
     lock: &'a Lock,
     /// Nothing once the outcome is known.
     request_id: Option<String>,
-    turn: Option<OwnedMutexGuard<()>>,
+    turn: Option<Turn<Grant>>,
 }
 
 impl Asked<'_> {
     /// The outcome is known.
-    fn settled(&mut self) -> Option<OwnedMutexGuard<()>> {
+    fn settled(&mut self) -> Option<Turn<Grant>> {
         self.request_id = None;
         self.turn.take()
     }
@@ -172,7 +211,8 @@ impl Drop for Asked<'_> {
                 request_id: random::request_id(),
                 ..ReleaseLockRequest::default()
             };
-            shared.client.link.tell(Call::ReleaseLock(release), self.turn.take());
+            let turn = self.turn.take().inspect(Turn::leaving);
+            shared.client.link.tell(Call::ReleaseLock(release), turn);
         }
     }
 }
@@ -183,7 +223,11 @@ impl Drop for Asked<'_> {
 /// matters, have the work done under [`LockGuard::run`], and send [`LockGuard::token`] along with every write,
 /// so that whatever is protected can refuse one that comes too late.
 ///
-/// Dropping the guard releases the lock in the background.
+/// Dropping the guard releases the lock in the background, also at the end of the program: the drop of the last
+/// handle of a client waits up to 200 ms until the service has heard of it.
+///
+/// Guards of one session that hold one name in shared mode share one grant and its token. It is released with
+/// the last of them.
 ///
 /// ```no_run
 /// # async fn example(guard: lowkey_client::LockGuard) -> Result<(), lowkey_client::Error> {
@@ -199,91 +243,99 @@ impl Drop for Asked<'_> {
 /// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
-    client: Arc<Inner>,
-    presence: Arc<Presence>,
-    name: String,
-    token: u64,
-    revision: u64,
-    waited: Duration,
-    /// Keeps other tasks of the session from the same name; nothing once the guard was released.
-    turn: Option<OwnedMutexGuard<()>>,
-    /// The session lives as long as the guard.
-    _session: Session,
+    /// Dropped first (R9).
+    belief: Belief,
+    grant: Arc<Grant>,
+}
+
+/// What this guard's delegates go by. Ends with the guard.
+struct Belief(CancellationToken);
+
+impl Drop for Belief {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 impl LockGuard {
-    fn new(lock: &Lock, granted: &AcquireLockResponse, turn: Option<OwnedMutexGuard<()>>) -> Self {
-        let shared = &lock.session.shared;
-        Self {
-            client: Arc::clone(&shared.client),
-            presence: Arc::clone(&shared.presence),
-            name: lock.wish.name.clone(),
-            token: granted.fencing_token,
-            revision: granted.revision,
-            waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),
-            turn,
-            _session: lock.session.clone(),
-        }
+    fn new(grant: Arc<Grant>) -> Self {
+        Self { belief: Belief(grant.ended().child_token()), grant }
     }
 
     /// The lock's name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.grant.name
     }
 
     /// The fencing token: it rises with every grant, and goes along with every write that the lock protects.
     pub fn token(&self) -> u64 {
-        self.token
+        self.grant.token
     }
 
     /// The revision at which it was granted.
     pub fn revision(&self) -> u64 {
-        self.revision
+        self.grant.revision
     }
 
     /// The lease that holds it.
     pub fn lease_id(&self) -> u64 {
-        self.presence.lease_id
+        self.grant.presence().lease_id
     }
 
     /// How long it was waited for, as the service tells.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.grant.waited
     }
 
     /// Whether you may act as holder now. Looks at the clock: a process that was paused for too long gets
     /// `false` from the first call on.
     pub fn is_held(&self) -> bool {
-        self.presence.is_valid()
+        self.grant.is_held()
     }
 
     /// How long it is held for certain if no renewal is acknowledged any more.
     pub fn remaining(&self) -> Duration {
-        self.presence.remaining()
+        if self.grant.ended().is_cancelled() { Duration::ZERO } else { self.grant.presence().remaining() }
     }
 
     /// Resolves when the lock is lost, with the cause. Never resolves while it is held.
+    ///
+    /// The client's own thread looks at the clock, so this works without a connection, and also if the runtime
+    /// that the client was made in is gone.
     pub async fn lost(&self) -> LossCause {
-        lost(&self.presence).await
+        // The clock first: nobody may have noticed yet.
+        if self.is_held() {
+            self.grant.ended().cancelled().await;
+        }
+        self.grant.cause()
     }
 
-    /// A token that is cancelled when the lock is lost, to be passed on to whoever works under it.
+    /// A token for those who work under this guard. It is cancelled when the lock is lost, and when the guard is
+    /// released or dropped, before the service hears of that: whoever works on after it may work beside the next
+    /// holder.
     ///
     /// ```no_run
     /// # async fn example(guard: lowkey_client::LockGuard) {
-    /// let is_lost = guard.cancellation_token();
+    /// let is_over = guard.cancellation_token();
     /// tokio::spawn(async move {
-    ///     is_lost.cancelled().await;
-    ///     println!("whatever is not written yet stays unwritten");
+    ///     is_over.cancelled().await;
+    ///     println!("what is not written yet stays unwritten");
     /// });
     /// # }
     /// ```
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.presence.lost().child_token()
+        self.belief.0.child_token()
     }
 
     /// Does the work for as long as the lock is held. If it is lost first, the work is dropped where it waits,
     /// and is not polled once more: not even after a pause of the whole process.
+    ///
+    /// The clock is asked before each step of the work, and once more at its end: `Ok` means that the lock was
+    /// held until then.
+    ///
+    /// `Err(Lost)` does *not* mean that nothing was written. The work may have written at any time before, and
+    /// work that blocks its thread goes on past the loss until it lets go. Only the token, checked by the resource
+    /// that is written to, keeps such writes out.
     ///
     /// ```no_run
     /// # async fn example(guard: lowkey_client::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
@@ -294,52 +346,52 @@ impl LockGuard {
     /// ```
     pub async fn run<W: Future>(&self, work: W) -> Result<W::Output, Lost> {
         let mut work = pin!(work);
-        let mut is_lost = pin!(self.presence.lost().cancelled());
+        let mut is_lost = pin!(self.grant.ended().cancelled());
         poll_fn(|context| {
             if !self.is_held() || is_lost.as_mut().poll(context).is_ready() {
-                let (name, fencing_token) = (self.name.clone(), self.token);
-                return Poll::Ready(Err(Lost { name, fencing_token, cause: self.presence.cause() }));
+                return Poll::Ready(Err(self.loss()));
             }
-            work.as_mut().poll(context).map(Ok)
+            let done = work.as_mut().poll(context);
+            // The work may have held its thread for longer than the lease lived.
+            done.map(|output| if self.is_held() { Ok(output) } else { Err(self.loss()) })
         })
         .await
     }
 
+    fn loss(&self) -> Lost {
+        Lost { name: self.grant.name.clone(), fencing_token: self.grant.token, cause: self.grant.cause() }
+    }
+
     /// Gives it back, and waits until that is done. If no node answers in time, or nobody waits for it, it is
-    /// tried on in the background.
+    /// tried on in the background. If other guards share the grant, it is theirs from now on.
     ///
     /// An error may also say that it was not held any more: then somebody else ended it, or the session is
     /// lost, and the work since then was not protected.
-    pub async fn release(mut self) -> Result<(), Error> {
-        // R9: belief ended when the guard was given away.
-        let (call, turn) = (self.release_call(), self.turn.take());
-        let outcome = self.client.link.see_through(call, self.client.call_timeout, turn).await;
-        match outcome {
+    pub async fn release(self) -> Result<(), Error> {
+        let Self { belief, grant } = self;
+        // R9: belief ends first.
+        drop(belief);
+        let Some(grant) = Arc::into_inner(grant) else { return Ok(()) };
+        let (release, turn) = grant.end();
+        let client = &grant.session.shared.client;
+        let presence = grant.presence();
+        match client.link.see_through(release, client.call_timeout, turn).await {
             Ok(_) => Ok(()),
             // Perhaps a copy of this very release was there before, or the session was closed on purpose.
-            Err(error) if is_not_held(&error) && (error.may_have_been_done() || self.is_closed()) => Ok(()),
+            Err(error) if is_not_held(&error) && (error.may_have_been_done() || is_closed(presence)) => {
+                Ok(())
+            }
             Err(error) if error.reason() == Some(Reason::LeaseNotFound) => {
-                self.presence.lose(LossCause::Gone);
-                Err(Error::new(ErrorKind::SessionLost(self.presence.cause())))
+                presence.lose(LossCause::Gone);
+                Err(Error::new(ErrorKind::SessionLost(presence.cause())))
             }
             Err(error) => Err(error),
         }
     }
+}
 
-    fn is_closed(&self) -> bool {
-        self.presence.status() == SessionStatus::Lost(LossCause::Closed)
-    }
-
-    /// R9: the token always goes along.
-    fn release_call(&self) -> Call {
-        Call::ReleaseLock(ReleaseLockRequest {
-            lock_name: self.name.clone(),
-            lease_id: self.presence.lease_id,
-            fencing_token: self.token,
-            request_id: random::request_id(),
-            ..ReleaseLockRequest::default()
-        })
-    }
+fn is_closed(presence: &Presence) -> bool {
+    presence.status() == SessionStatus::Lost(LossCause::Closed)
 }
 
 /// True if the lock is not, or no longer, held by whoever asked.
@@ -350,23 +402,11 @@ fn is_not_held(error: &Error) -> bool {
     )
 }
 
-impl Drop for LockGuard {
-    fn drop(&mut self) {
-        // Nobody of this session may ask for the name before the release is certain: it would be given the
-        // same grant, and lose it by this very release.
-        if let Some(turn) = self.turn.take()
-            && !self.presence.lost().is_cancelled()
-        {
-            self.client.link.tell(self.release_call(), Some(turn));
-        }
-    }
-}
-
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockGuard")
-            .field("name", &self.name)
-            .field("token", &self.token)
+            .field("name", &self.name())
+            .field("token", &self.token())
             .field("is_held", &self.is_held())
             .finish_non_exhaustive()
     }

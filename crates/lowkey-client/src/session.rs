@@ -1,17 +1,19 @@
 //! Sessions: a client's presence, kept alive by itself.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lowkey_api::v1::RevokeLeaseRequest;
 use lowkey_api::v1::session_call::Call;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+use tokio::sync::watch;
 
 use crate::client::Inner;
+use crate::door::Doors;
 use crate::election::Election;
 use crate::error::{Error, ErrorKind};
+use crate::grant::Grant;
 use crate::keeper::Presence;
 use crate::lock::Lock;
 use crate::random;
@@ -92,14 +94,33 @@ pub struct Session {
 pub(crate) struct Shared {
     pub(crate) client: Arc<Inner>,
     pub(crate) presence: Arc<Presence>,
-    /// One at a time for each name: two guards never share one grant.
-    names: Mutex<HashMap<String, Weak<AsyncMutex<()>>>>,
+    /// One task at a time for each name, but for those that share.
+    pub(crate) doors: Doors<Grant>,
+    /// Its end was told, or there is nothing to tell.
+    has_ended: AtomicBool,
+}
+
+impl Shared {
+    /// R9: belief ends. Gives the revocation to be sent then: nothing if the lease is gone, or was ended before.
+    ///
+    /// Also of a session that has expired: belief is over, the service may not have noticed, and until it does the
+    /// locks are free for nobody.
+    pub(crate) fn end(&self) -> Option<Call> {
+        let is_gone = self.presence.status() == SessionStatus::Lost(LossCause::Gone);
+        self.presence.lose(LossCause::Closed);
+        self.client.keeper.forget(self.presence.lease_id);
+        let is_told = self.has_ended.swap(true, Ordering::AcqRel) || is_gone;
+        (!is_told).then(|| revocation(self.presence.lease_id, self.client.owner.clone()))
+    }
 }
 
 impl Session {
     pub(crate) fn new(client: Arc<Inner>, presence: Arc<Presence>) -> Self {
         client.keeper.keep(Arc::clone(&presence));
-        Self { shared: Arc::new(Shared { client, presence, names: Mutex::default() }) }
+        let (doors, has_ended) = (Doors::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { client, presence, doors, has_ended });
+        shared.client.register(&shared);
+        Self { shared }
     }
 
     /// The lease's number.
@@ -161,14 +182,12 @@ impl Session {
     ///
     /// Belief ends first (R9): from the moment of this call no guard of the session holds anything. If no node
     /// answers in time, or nobody waits for it, it is tried on in the background.
+    ///
+    /// A session that has expired by this client's clock is revoked, too: the service may not have noticed yet.
     pub async fn close(self) -> Result<(), Error> {
-        let presence = &self.shared.presence;
-        if let SessionStatus::Lost(_) = presence.status() {
-            return Ok(());
-        }
-        presence.lose(LossCause::Closed);
+        let Some(revoke) = self.shared.end() else { return Ok(()) };
         let client = &self.shared.client;
-        match client.link.see_through(client.revoke(presence.lease_id), client.call_timeout, ()).await {
+        match client.link.see_through(revoke, client.call_timeout, ()).await {
             Ok(_) => Ok(()),
             Err(error) if error.reason() == Some(lowkey_api::Reason::LeaseNotFound) => Ok(()),
             Err(error) => Err(error),
@@ -182,27 +201,6 @@ impl Session {
             SessionStatus::Held | SessionStatus::InJeopardy => Ok(()),
         }
     }
-
-    fn turnstile(&self, name: &str) -> Arc<AsyncMutex<()>> {
-        let mut names = self.shared.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(turnstile) = names.get(name).and_then(Weak::upgrade) {
-            return turnstile;
-        }
-        names.retain(|_, turnstile| turnstile.strong_count() > 0);
-        let turnstile = Arc::new(AsyncMutex::new(()));
-        names.insert(name.to_owned(), Arc::downgrade(&turnstile));
-        turnstile
-    }
-
-    /// Waits until no other task of this session has the name.
-    pub(crate) async fn enter(&self, name: &str) -> OwnedMutexGuard<()> {
-        self.turnstile(name).lock_owned().await
-    }
-
-    /// Takes the name if no other task of this session has it.
-    pub(crate) fn try_enter(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
-        self.turnstile(name).try_lock_owned().ok()
-    }
 }
 
 /// Resolves when a lease is lost, with the cause.
@@ -214,27 +212,18 @@ pub(crate) async fn lost(presence: &Presence) -> LossCause {
     presence.cause()
 }
 
-impl Inner {
-    pub(crate) fn revoke(&self, lease_id: u64) -> Call {
-        let (owner_id, request_id) = (self.owner.clone(), random::request_id());
-        Call::RevokeLease(RevokeLeaseRequest {
-            lease_id,
-            owner_id,
-            request_id,
-            ..RevokeLeaseRequest::default()
-        })
-    }
+/// What ends a lease that this client made.
+pub(crate) fn revocation(lease_id: u64, owner_id: String) -> Call {
+    let request_id = random::request_id();
+    Call::RevokeLease(RevokeLeaseRequest { lease_id, owner_id, request_id, ..RevokeLeaseRequest::default() })
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.presence.is_valid() {
-            // R9: belief ends before the revocation is sent.
-            self.presence.lose(LossCause::Closed);
-            self.client.link.tell(self.client.revoke(self.presence.lease_id), ());
+        self.client.unregister(self.presence.lease_id);
+        if let Some(revoke) = self.end() {
+            self.client.link.tell(revoke, ());
         }
-        self.presence.lose(LossCause::Closed);
-        self.client.keeper.forget(self.presence.lease_id);
     }
 }
 

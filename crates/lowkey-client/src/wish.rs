@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lowkey_api::v1::{AcquireLockRequest, Mode, Scope};
 
+use crate::door::Way;
 use crate::error::{Error, ErrorKind};
 use crate::random;
 
@@ -21,6 +22,10 @@ pub(crate) struct Wish {
 impl Wish {
     pub(crate) fn new(name: String) -> Self {
         Self { name, mode: Mode::Exclusive, scope: Scope::Name, value: String::new() }
+    }
+
+    pub(crate) fn way(&self) -> Way {
+        Way { mode: self.mode, scope: self.scope }
     }
 
     /// The request, under an id of its own, with neither lease nor time to live yet.

@@ -73,11 +73,14 @@ pub(crate) struct LinkState {
 enum Order {
     Call(u64, Box<Waiting>),
     GiveUp(u64),
+    /// To be answered when nothing is left to be told.
+    Flush(oneshot::Sender<()>),
 }
 
 impl Link {
-    /// Starts a link to one of these endpoints.
-    pub(crate) fn start(endpoints: Vec<String>) -> Self {
+    /// A link to one of these endpoints, and the task that makes it: it ends when the last caller's end is
+    /// gone and nothing is left to be told.
+    pub(crate) fn new(endpoints: Vec<String>) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(LinkState::default());
         let task = Task {
@@ -91,9 +94,9 @@ impl Link {
             latency: Duration::ZERO,
             backoff: Backoff::new(),
             check: None,
+            flushes: Vec::new(),
         };
-        tokio::spawn(task.run());
-        Self { orders, last_number: Arc::default(), state: state_receiver }
+        (Self { orders, last_number: Arc::default(), state: state_receiver }, task.run())
     }
 
     /// Makes a call, and waits for its answer until the time is up. If the caller goes away, so does the
@@ -147,9 +150,17 @@ impl Link {
         outcome
     }
 
+    /// Waits until all that was told before has been answered.
+    pub(crate) async fn flush(&self) {
+        let (done, is_done) = oneshot::channel();
+        let _ = self.orders.send(Order::Flush(done));
+        // An error means that the link has ended, and it ends with nothing left.
+        let _ = is_done.await;
+    }
+
     fn order(&self, call: Call, time: Duration, patience: Duration, reply: Reply) -> u64 {
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
-        let waiting = Box::new(Waiting::new(call, Instant::now() + time, patience, reply));
+        let waiting = Box::new(Waiting::new(call, deadline_in(time), patience, reply));
         // A link that has ended drops the answer's sender, which tells the caller.
         let _ = self.orders.send(Order::Call(number, waiting));
         number
@@ -159,6 +170,14 @@ impl Link {
     pub(crate) fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
     }
+}
+
+/// Longer than any program runs. `Instant` cannot count to `Duration::MAX`.
+const FAR_FUTURE: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
+/// The moment after this time; one in the far future if that is more than can be counted.
+pub(crate) fn deadline_in(time: Duration) -> Instant {
+    Instant::now() + time.min(FAR_FUTURE)
 }
 
 /// A call that must be made, and is not answered yet.
@@ -206,6 +225,8 @@ struct Task {
     backoff: Backoff,
     /// Under way: a look at who the members are, whether another node leads, and the way to it.
     check: Option<BoxFuture<'static, Surroundings>>,
+    /// Who waits until nothing is left to be told.
+    flushes: Vec<oneshot::Sender<()>>,
 }
 
 enum Connection {
@@ -308,6 +329,7 @@ impl Task {
                     self.cancel(number);
                 }
             }
+            Order::Flush(done) => self.flushes.push(done),
         }
     }
 
@@ -419,6 +441,9 @@ impl Task {
         }
         for number in self.pending.take_retries(now) {
             self.send(number);
+        }
+        if !self.flushes.is_empty() && !self.pending.has_told() {
+            self.flushes.drain(..).for_each(|done| _ = done.send(()));
         }
     }
 }

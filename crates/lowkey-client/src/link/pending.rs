@@ -78,6 +78,10 @@ impl Waiting {
         }
     }
 
+    fn is_told(&self) -> bool {
+        matches!(self.reply, Reply::Nobody { .. })
+    }
+
     /// It is not on any stream any more.
     fn taken_off(&mut self) {
         self.in_doubt |= self.sent_at.take().is_some() && changes_something(&self.call);
@@ -102,6 +106,7 @@ fn changes_something(call: &Call) -> bool {
 /// Invariants:
 /// - `deadlines` has exactly the calls, under their deadlines.
 /// - `retries` has exactly those that have a `retry_at`.
+/// - `told` is the number of calls whose answer nobody waits for.
 /// - `doubts` has those on the present stream that want an answer at once; and perhaps others.
 #[derive(Default)]
 pub(super) struct Pending {
@@ -109,6 +114,7 @@ pub(super) struct Pending {
     deadlines: BTreeSet<(Instant, u64)>,
     retries: BTreeSet<(Instant, u64)>,
     doubts: BTreeSet<(Instant, u64)>,
+    told: usize,
 }
 
 impl Pending {
@@ -116,13 +122,20 @@ impl Pending {
         self.calls.is_empty()
     }
 
+    /// True if there are calls whose answer nobody waits for.
+    pub(super) fn has_told(&self) -> bool {
+        self.told > 0
+    }
+
     pub(super) fn insert(&mut self, number: u64, waiting: Waiting) {
         self.deadlines.insert((waiting.deadline, number));
+        self.told += usize::from(waiting.is_told());
         self.calls.insert(number, waiting);
     }
 
     pub(super) fn remove(&mut self, number: u64) -> Option<Waiting> {
         let waiting = self.calls.remove(&number)?;
+        self.told -= usize::from(waiting.is_told());
         self.deadlines.remove(&(waiting.deadline, number));
         if let Some(retry_at) = waiting.retry_at {
             self.retries.remove(&(retry_at, number));
@@ -184,7 +197,7 @@ impl Pending {
         // A copy that has no time to be answered would leave in doubt what is certain as yet. How long a wait took says
         // nothing of that, and what nobody waits for is sent in any case.
         let is_certain = changes_something(&waiting.call) && !waiting.in_doubt;
-        let is_awaited = waiting.wait_until.is_none() && matches!(waiting.reply, Reply::To(_));
+        let is_awaited = waiting.wait_until.is_none() && !waiting.is_told();
         let is_too_late = is_certain && is_awaited && retry_at + took >= waiting.deadline;
         let retry_at = if is_too_late { waiting.deadline } else { retry_at };
         waiting.retry_at = Some(retry_at);

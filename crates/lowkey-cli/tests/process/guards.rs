@@ -1,0 +1,265 @@
+//! What a guard promises, and what is left behind when its program ends.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use lowkey_client::{Client, LockGuard, LossCause, Session, SessionStatus};
+use rustix::process::Signal;
+use tokio::runtime::Runtime;
+
+use crate::clients::in_time;
+use crate::harness::{Cluster, eventually};
+
+fn endpoints(cluster: &Cluster) -> Vec<String> {
+    cluster.nodes.iter().map(|node| format!("http://127.0.0.1:{}", node.ports.grpc)).collect()
+}
+
+async fn connect(cluster: &Cluster) -> Client {
+    in_time("a connection", Client::connect(endpoints(cluster))).await.unwrap()
+}
+
+async fn hold(cluster: &Cluster, name: &str, ttl_seconds: u64) -> (Session, LockGuard) {
+    let client = connect(cluster).await;
+    let session = in_time("a session", client.session(Duration::from_secs(ttl_seconds))).await.unwrap();
+    let guard = in_time("a lock", session.lock(name).acquire()).await.unwrap();
+    (session, guard)
+}
+
+fn one_thread() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_was_delegated_ends_before_its_guard_is_released() {
+    let cluster = Cluster::start(1);
+    let (session, guard) = hold(&cluster, "a", 30).await;
+    let delegated = guard.cancellation_token();
+    assert!(!delegated.is_cancelled());
+    drop(guard);
+    assert!(delegated.is_cancelled(), "the work goes on after the guard was dropped");
+    let guard = in_time("the lock", session.lock("a").acquire()).await.unwrap();
+    let delegated = guard.cancellation_token();
+    // The service does not hear of the release; the work has ended all the same.
+    cluster.nodes[0].pause();
+    let release = tokio::spawn(guard.release());
+    in_time("the end of the work", delegated.cancelled()).await;
+    assert!(!release.is_finished());
+    cluster.nodes[0].signal(Signal::CONT);
+    in_time("the release", release).await.unwrap().unwrap();
+    assert_eq!(session.status(), SessionStatus::Held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_blocked_its_thread_past_the_validity_is_told_that_the_lock_is_lost() {
+    let cluster = Cluster::start(1);
+    let (_session, guard) = hold(&cluster, "a", 1).await;
+    cluster.nodes[0].pause();
+    let outcome = guard.run(async {
+        while !guard.remaining().is_zero() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        "done"
+    });
+    assert_eq!(outcome.await.unwrap_err().cause, LossCause::Expired);
+}
+
+/// The runtime that made the client has one thread, and blocking work takes it for several times the life of a lease.
+#[test]
+fn leases_are_renewed_while_the_programs_own_runtime_is_blocked() {
+    let cluster = Cluster::start(1);
+    let runtime = one_thread();
+    let (session, guard) = runtime.block_on(hold(&cluster, "a", 1));
+    let token = guard.token();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(guard.is_held(), "{:?}", session.status());
+    let holders = cluster.nodes[0].ok("GET", "/v1/lock?name=a", "")["holders"].clone();
+    assert_eq!(holders[0]["fencingToken"], token.to_string());
+    runtime.block_on(guard.release()).unwrap();
+}
+
+#[test]
+fn a_loss_is_told_although_the_runtime_that_made_the_client_is_gone() {
+    let cluster = Cluster::start(1);
+    let runtime = one_thread();
+    let (session, guard) = runtime.block_on(hold(&cluster, "a", 1));
+    drop(runtime);
+    let delegated = guard.cancellation_token();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(guard.is_held(), "it is renewed all the same: {:?}", session.status());
+    cluster.nodes[0].pause();
+    // Nobody looks at the guard.
+    eventually("the end of the delegated work", || delegated.is_cancelled().then_some(()));
+    let cause = one_thread().block_on(in_time("the loss", guard.lost()));
+    assert_eq!(cause, LossCause::Expired);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_expired_is_revoked_when_it_is_closed_or_dropped() {
+    let cluster = Cluster::start(1);
+    // With the pause of the node, the leases live for many seconds more in the service.
+    let (closed, first) = hold(&cluster, "closed", 6).await;
+    let (dropped, second) = hold(&cluster, "dropped", 6).await;
+    cluster.nodes[0].pause();
+    assert_eq!(in_time("the loss", first.lost()).await, LossCause::Expired);
+    assert_eq!(in_time("the loss", second.lost()).await, LossCause::Expired);
+    cluster.nodes[0].signal(Signal::CONT);
+    let client = connect(&cluster).await;
+    assert_eq!(client.get("closed").await.unwrap().holders.len(), 1, "the service has not noticed");
+    assert_eq!(client.get("dropped").await.unwrap().holders.len(), 1, "the service has not noticed");
+    in_time("the end", closed.close()).await.unwrap();
+    assert!(client.get("closed").await.unwrap().holders.is_empty(), "its own ghost");
+    drop((dropped, second));
+    let began = std::time::Instant::now();
+    eventually("nobody holds it", || {
+        let lock = cluster.nodes[0].ok("GET", "/v1/lock?name=dropped", "");
+        lock["holders"].as_array().is_some_and(Vec::is_empty).then_some(())
+    });
+    assert!(began.elapsed() < Duration::from_secs(2), "it only ran out");
+    drop(first);
+}
+
+/// A program of its own, which ends in the way that it is told.
+#[test]
+#[ignore = "a program for other tests"]
+fn program_that_ends() {
+    let endpoints = std::env::var("SDK_PROGRAM_ENDPOINTS").unwrap();
+    let way = std::env::var("SDK_PROGRAM_ENDS").unwrap();
+    // What #[tokio::main] is made of.
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = Client::connect(endpoints.split(',')).await.unwrap();
+        let session = client.session(Duration::from_secs(30)).await.unwrap();
+        let guard = session.lock("a").acquire().await.unwrap();
+        match way.as_str() {
+            "with its guard dropped" => drop(guard),
+            "with everything in scope" => {}
+            "with its guard in a task" => {
+                tokio::spawn(async move {
+                    let _guards = (guard, client);
+                    std::future::pending::<()>().await;
+                });
+                drop(session);
+            }
+            "with a thousand guards" => {
+                let others = futures::future::join_all((0..1000).map(|number| {
+                    let session = session.clone();
+                    async move { session.lock(format!("many/{number}")).acquire().await.unwrap() }
+                }));
+                drop((guard, others.await));
+            }
+            _ => panic!("{way}?"),
+        }
+    });
+    drop(runtime);
+    std::process::exit(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_ends_leaves_no_lock_behind() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(10)).await.unwrap();
+    for way in [
+        "with its guard dropped",
+        "with everything in scope",
+        "with its guard in a task",
+        "with a thousand guards",
+    ] {
+        let ended = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "guards::program_that_ends", "--ignored", "--nocapture"])
+            .env("SDK_PROGRAM_ENDPOINTS", endpoints(&cluster).join(","))
+            .env("SDK_PROGRAM_ENDS", way)
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(ended.success(), "{way}: {ended}");
+        let guard = session.lock("a").try_acquire().await;
+        let guard = guard.unwrap_or_else(|busy| panic!("a program that ended {way} left this: {busy}"));
+        guard.release().await.unwrap();
+    }
+    let left = client.locks("many/").await.unwrap().0;
+    assert!(left.is_empty(), "{} locks are left", left.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_closed_holds_nothing_and_the_service_knows() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    let one = client.session(Duration::from_secs(30)).await.unwrap();
+    let other = client.session(Duration::from_secs(30)).await.unwrap();
+    let kept = one.lock("kept").acquire().await.unwrap();
+    drop(other.lock("dropped").acquire().await.unwrap());
+    let delegated = kept.cancellation_token();
+    in_time("the end", client.close()).await.unwrap();
+    assert!(!kept.is_held() && delegated.is_cancelled());
+    assert_eq!(one.status(), SessionStatus::Lost(LossCause::Closed));
+    let stats = cluster.nodes[0].status().unwrap()["stats"].clone();
+    assert_eq!((&stats["leases"], &stats["locks"]), (&0.into(), &0.into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_that_was_dropped_is_not_met_again_by_its_own_session() {
+    let cluster = Cluster::start(3);
+    let (session, mut guard) = hold(&cluster, "a", 30).await;
+    for _ in 0..50 {
+        let before = guard.token();
+        drop(guard);
+        guard = session.lock("a").try_acquire().await.unwrap();
+        assert!(guard.token() > before);
+    }
+    // One that is held is met at once, and says so.
+    let busy = session.lock("a").try_acquire().await.unwrap_err();
+    assert_eq!(busy.held_by().unwrap().fencing_token, guard.token());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shared_guards_of_one_session_share_one_grant_until_the_last_is_gone() {
+    let cluster = Cluster::start(1);
+    let (session, elsewhere) = hold(&cluster, "elsewhere", 30).await;
+    let tried = async || session.lock("a").shared().try_acquire().await.unwrap();
+    // Also if they ask at the same time.
+    let (first, second) = tokio::join!(tried(), tried());
+    let third = tried().await;
+    assert_eq!((first.token(), second.token()), (third.token(), third.token()));
+    let other = connect(&cluster).await.session(Duration::from_secs(30)).await.unwrap();
+    let delegated = [first.cancellation_token(), second.cancellation_token()];
+    in_time("the first release", first.release()).await.unwrap();
+    drop(third);
+    assert!(delegated[0].is_cancelled() && !delegated[1].is_cancelled() && second.is_held());
+    assert!(other.lock("a").try_acquire().await.unwrap_err().is_busy());
+    in_time("the last release", second.release()).await.unwrap();
+    drop(in_time("the lock", other.lock("a").try_acquire()).await.unwrap());
+    drop(elsewhere);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_is_given_up_while_it_is_made_leaves_no_lease() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster).await;
+    for micros in (0..5000).step_by(100) {
+        let given_up = client.session(Duration::from_secs(600));
+        drop(tokio::time::timeout(Duration::from_micros(micros), given_up).await);
+    }
+    cluster.nodes[0].pause();
+    let given_up = tokio::time::timeout(Duration::from_millis(20), client.session(Duration::from_secs(600)));
+    assert!(given_up.await.is_err());
+    cluster.nodes[0].signal(Signal::CONT);
+    eventually("no lease", || (cluster.nodes[0].status()?["stats"]["leases"] == 0).then_some(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_may_take_for_ever() {
+    let cluster = Cluster::start(1);
+    let builder =
+        Client::builder(endpoints(&cluster)).call_timeout(Duration::MAX).connect_timeout(Duration::MAX);
+    let client = in_time("a connection", builder.connect()).await.unwrap();
+    let session = in_time("a session", client.session(Duration::from_secs(10))).await.unwrap();
+    let guard = in_time("a lock", session.lock("a").wait(Duration::MAX)).await.unwrap();
+    assert!(in_time("its state", client.locks("")).await.unwrap().0.len() == 1);
+    let detached = client.detached("b", Duration::from_secs(10));
+    let detached = in_time("another", detached.wait(Duration::MAX)).await.unwrap();
+    in_time("a renewal", client.renew_lease(detached.lease_id)).await.unwrap();
+    in_time("the release", guard.release()).await.unwrap();
+    in_time("the end", session.close()).await.unwrap();
+    in_time("the end", client.close()).await.unwrap();
+}
