@@ -591,7 +591,6 @@ async fn urls_that_lead_nowhere_are_answered_like_everything_else() {
     }
 
     for (method, path, status, reason, allow) in [
-        ("GET", "/", 404, "NO_SUCH_ROUTE", None),
         ("GET", "/v1", 404, "NO_SUCH_ROUTE", None),
         ("POST", "/v1/lock/acquire/", 404, "NO_SUCH_ROUTE", None),
         ("POST", "/V1/LEASE", 404, "NO_SUCH_ROUTE", None),

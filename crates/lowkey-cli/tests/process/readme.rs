@@ -111,7 +111,7 @@ impl FirstNode {
 
     fn compare(&self, line: &Typed, answer: &str) {
         let Typed { command, answer: expected } = line;
-        let answer = answer.replace(&format!("127.0.0.1:{}", self.ports.grpc), "127.0.0.1:9000");
+        let answer = answer.trim_end().replace(&format!("127.0.0.1:{}", self.ports.grpc), "127.0.0.1:9000");
         match expected {
             Some(expected) => {
                 assert!(is_like(&answer, expected), "{command}\nanswers  {answer}\ninstead of {expected}");

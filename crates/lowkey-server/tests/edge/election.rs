@@ -45,7 +45,7 @@ async fn reads_may_be_stale() {
     edge.get("/v1/lock?name=a&stale=true").await;
     assert_eq!(edge.node.last_asked(), Asked::Get(GetLockRequest { lock_name: "a".into(), stale: true }));
     let answer = edge.get("/v1/election/leader?election=e&stale=1").await;
-    assert_eq!((answer.status, answer.body.as_str()), (200, r#"{"candidates":2,"revision":"41"}"#));
+    assert_eq!((answer.status, answer.text()), (200, r#"{"candidates":2,"revision":"41"}"#));
     assert_eq!(edge.node.last_asked(), Asked::Leader(LeaderRequest { election: "e".into(), stale: true }));
 }
 
@@ -109,7 +109,7 @@ async fn modes_scopes_waits_and_values_arrive() {
     let elected = edge.post("/v1/election/campaign", body).await;
     let expected =
         r#"{"fencingToken":"7","leaseTtlSeconds":"10","leaseId":"1","revision":"0","waitedMs":"0"}"#;
-    assert_eq!((elected.status, elected.body.as_str()), (200, expected));
+    assert_eq!((elected.status, elected.text()), (200, expected));
     let expected = CampaignRequest {
         election: "e".into(),
         owner_id: "o".into(),
@@ -125,13 +125,13 @@ async fn modes_scopes_waits_and_values_arrive() {
 async fn tokens_are_checked_and_terms_of_office_change() {
     let edge = Edge::start().await;
     let checked = edge.post("/v1/lock/check", r#"{"lock_name":"a","fencing_token":"7"}"#).await;
-    assert_eq!((checked.status, checked.body.as_str()), (200, r#"{"current":true,"revision":"41"}"#));
+    assert_eq!((checked.status, checked.text()), (200, r#"{"current":true,"revision":"41"}"#));
     let expected = CheckTokenRequest { lock_name: "a".into(), fencing_token: 7 };
     assert_eq!(edge.node.last_asked(), Asked::Check(expected));
 
     let body = r#"{"election":"e","ownerId":"o","leaseId":1,"fencingToken":7,"value":"w"}"#;
     let proclaimed = edge.post("/v1/election/proclaim", body).await;
-    assert_eq!((proclaimed.status, proclaimed.body.as_str()), (200, r#"{"revision":"41"}"#));
+    assert_eq!((proclaimed.status, proclaimed.text()), (200, r#"{"revision":"41"}"#));
     let expected = ProclaimRequest {
         election: "e".into(),
         owner_id: "o".into(),
@@ -143,7 +143,7 @@ async fn tokens_are_checked_and_terms_of_office_change() {
     assert_eq!(edge.node.last_asked(), Asked::Proclaim(expected));
 
     let resigned = edge.post("/v1/election/resign", r#"{"election":"e","campaign_request_id":"c"}"#).await;
-    assert_eq!((resigned.status, resigned.body.as_str()), (200, r#"{"resigned":true}"#));
+    assert_eq!((resigned.status, resigned.text()), (200, r#"{"resigned":true}"#));
     let Asked::Resign(asked) = edge.node.last_asked() else { panic!() };
     assert_eq!((asked.election.as_str(), asked.campaign_request_id.as_str()), ("e", "c"));
 }

@@ -11,11 +11,11 @@ const LEASE: &str = r#"{"ownerId":"a","ttlSeconds":10}"#;
 async fn answers_are_exactly_as_documented() {
     let edge = Edge::start().await;
     let lease = edge.post("/v1/lease", LEASE).await;
-    assert_eq!((lease.status, lease.body.as_str()), (200, r#"{"leaseId":"1","ttlSeconds":"10"}"#));
+    assert_eq!((lease.status, lease.text()), (200, r#"{"leaseId":"1","ttlSeconds":"10"}"#));
     assert_eq!(lease.header("content-type"), "application/json");
 
     let renewed = edge.post("/v1/lease/renew", r#"{"leaseId":"1"}"#).await;
-    assert_eq!((renewed.status, renewed.body.as_str()), (200, r#"{"ttlSeconds":"10","holdsDiffer":false}"#));
+    assert_eq!((renewed.status, renewed.text()), (200, r#"{"ttlSeconds":"10","holdsDiffer":false}"#));
 
     let grant = edge.post("/v1/lock/acquire", r#"{"lockName":"jobs","ownerId":"a","leaseId":1}"#).await;
     assert!(grant.body.starts_with(r#"{"fencingToken":"1","leaseTtlSeconds":"10""#), "{}", grant.body);
@@ -25,10 +25,10 @@ async fn answers_are_exactly_as_documented() {
     assert_eq!(lock["holders"][0]["mode"], "EXCLUSIVE");
 
     let released = edge.post("/v1/lock/release", r#"{"lockName":"jobs","leaseId":1}"#).await;
-    assert_eq!((released.status, released.body.as_str()), (200, r#"{"released":true}"#));
+    assert_eq!((released.status, released.text()), (200, r#"{"released":true}"#));
 
     let revoked = edge.post("/v1/lease/revoke", r#"{"leaseId":1,"ownerId":"a"}"#).await;
-    assert_eq!((revoked.status, revoked.body.as_str()), (200, r#"{"released":"2"}"#));
+    assert_eq!((revoked.status, revoked.text()), (200, r#"{"released":"2"}"#));
 
     let status = edge.get("/v1/status").await.json();
     assert_eq!((status["nodeId"].as_str(), status["leaderAddress"].as_str()), (Some("node-1"), Some("")));
@@ -38,7 +38,7 @@ async fn answers_are_exactly_as_documented() {
     let handed = edge.post("/v1/cluster/transfer", r#"{"nodeId":"node-2"}"#).await;
     assert_eq!((handed.status, handed.json()["leaderId"].as_str()), (200, Some("node-2")));
     let removed = edge.delete("/v1/cluster/peers/node%2D2").await;
-    assert_eq!((removed.status, removed.body.as_str()), (200, r#"{"memberId":"2"}"#));
+    assert_eq!((removed.status, removed.text()), (200, r#"{"memberId":"2"}"#));
     let unknown = edge.delete("/v1/cluster/peers/node-3").await;
     assert_eq!((unknown.status, unknown.reason().as_str()), (404, "NODE_NOT_FOUND"));
 }
@@ -50,7 +50,7 @@ async fn a_body_is_json_in_either_casing_whatever_its_content_type() {
     {
         for body in [LEASE, r#"{"owner_id":"a","ttl_seconds":"10","surprise":[]}"#] {
             let lease = edge.post_with("/v1/lease", headers, body).await;
-            assert_eq!(lease.body, r#"{"leaseId":"1","ttlSeconds":"10"}"#, "{headers}{body}");
+            assert_eq!(lease.text(), r#"{"leaseId":"1","ttlSeconds":"10"}"#, "{headers}{body}");
         }
     }
 }
@@ -160,9 +160,35 @@ async fn a_lock_is_asked_for_by_its_escaped_name() {
 }
 
 #[tokio::test]
+async fn every_answer_ends_its_last_line() {
+    let edge = Edge::start().await;
+    for target in ["/", "/healthz", "/readyz", "/v1/status", "/v1/lock?name=a", "/v1/lock", "/nowhere"] {
+        let answer = edge.get(target).await;
+        assert!(answer.body.ends_with('\n') && !answer.body.ends_with("\n\n"), "{answer:?}");
+        assert_eq!(answer.header("content-length"), answer.body.len().to_string());
+    }
+    let refused = edge.post("/v1/lease", "{").await;
+    assert!(refused.body.ends_with("}\n"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_root_says_what_this_is_and_where_to_look() {
+    let edge = Edge::start().await;
+    let answer = edge.get("/").await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, "application/json"));
+    let told = answer.json();
+    assert_eq!(told["service"], "lowkey");
+    assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(told["grpc"], edge.grpc.to_string());
+    for link in told["links"].as_object().unwrap().values() {
+        assert_eq!(edge.get(link.as_str().unwrap()).await.status, 200, "{link}");
+    }
+}
+
+#[tokio::test]
 async fn unknown_routes_and_methods_are_errors_of_the_usual_form() {
     let edge = Edge::start().await;
-    for target in ["/", "/v1", "/v1/lease/", "/v2/lease", "/v1/lock/nonsense", "/%ff"] {
+    for target in ["/v1", "/v1/lease/", "/v2/lease", "/v1/lock/nonsense", "/%ff"] {
         let refused = edge.get(target).await;
         assert_eq!((refused.status, refused.reason().as_str()), (404, "NO_SUCH_ROUTE"), "{target}");
     }

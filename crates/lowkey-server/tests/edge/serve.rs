@@ -117,7 +117,7 @@ async fn on_stop_idle_connections_end_and_what_is_under_way_is_answered() {
     until(|| std::net::TcpStream::connect(edge.http).is_err()).await;
     edge.node.slow.add_permits(1);
     let answer = String::from_utf8(read_to_end(&mut busy).await).unwrap();
-    assert!(answer.ends_with(r#"{"ttlSeconds":"20","holdsDiffer":false}"#), "{answer}");
+    assert!(answer.ends_with("{\"ttlSeconds\":\"20\",\"holdsDiffer\":false}\n"), "{answer}");
     soon(edge.served).await.unwrap();
 }
 

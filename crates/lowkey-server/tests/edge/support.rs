@@ -108,8 +108,13 @@ impl Answer {
         self.headers.get(name).map_or("", String::as_str)
     }
 
+    /// The body without the line break at its end, which every body has.
+    pub(crate) fn text(&self) -> &str {
+        self.body.strip_suffix('\n').unwrap_or_else(|| panic!("the last line does not end: {self:?}"))
+    }
+
     pub(crate) fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+        serde_json::from_str(self.text()).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The error's reason, once its form has been checked.

@@ -38,7 +38,10 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The routes of the HTTP port. `grpc_address` is where this node serves gRPC: told to those who
 /// come here with it.
 pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Router {
+    let grpc_address: Arc<str> = grpc_address.into();
+    let welcome = welcome(&grpc_address);
     Router::new()
+        .route("/", get(async move || json_response(StatusCode::OK, &welcome)))
         .route("/v1/lease", post(create_lease::<N>).get(get_lease::<N>))
         .route("/v1/leases", get(list_leases::<N>))
         .route("/v1/lease/renew", post(renew_lease::<N>))
@@ -62,9 +65,29 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Route
         .route("/readyz", get(readyz::<N>))
         .route("/metrics", get(metrics::<N>))
         .fallback(no_such_route)
-        .layer(middleware::from_fn_with_state(grpc_address.into(), no_grpc))
+        .layer(middleware::from_fn_with_state(grpc_address, no_grpc))
         .layer(middleware::from_fn_with_state(Arc::clone(&node), envelope::<N>))
         .with_state(node)
+}
+
+/// What a person is told who looks at the port with a browser or with `curl`.
+fn welcome(grpc_address: &str) -> serde_json::Value {
+    serde_json::json!({
+        "service": "lowkey",
+        "version": env!("CARGO_PKG_VERSION"),
+        "about": "a distributed lock and leader-election service",
+        "grpc": grpc_address,
+        "links": {
+            "status": "/v1/status",
+            "locks": "/v1/locks",
+            "alive": "/healthz",
+            "ready": "/readyz",
+            "metrics": "/metrics",
+        },
+        "example": "curl -d '{\"lockName\":\"jobs/nightly\",\"ownerId\":\"worker-1\",\"ttlSeconds\":30}' \
+                    http://HOST:PORT/v1/lock/acquire",
+        "documentation": "docs/api.md, docs/operations.md and docs/cli.md, which come with lowkey; `lowkey --help`",
+    })
 }
 
 async fn create_lease<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
@@ -283,7 +306,9 @@ pub(super) fn error_response(error: &ApiError) -> Response {
 
 fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
     match serde_json::to_vec(body) {
-        Ok(bytes) => {
+        Ok(mut bytes) => {
+            // So that a terminal's prompt begins a line of its own.
+            bytes.push(b'\n');
             let content_type = HeaderValue::from_static("application/json");
             (status, [(header::CONTENT_TYPE, content_type)], Body::from(bytes)).into_response()
         }
