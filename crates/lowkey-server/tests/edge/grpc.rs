@@ -272,6 +272,34 @@ async fn reflection_lists_the_services() {
 }
 
 #[tokio::test]
+async fn reflection_describes_the_details_of_refusals() {
+    use prost::Message;
+    use prost_types::FileDescriptorProto;
+
+    let edge = Edge::start().await;
+    let mut reflection = ServerReflectionClient::new(edge.channel().await);
+    let mut ask = async |message_request| {
+        let ask = ServerReflectionRequest { host: String::new(), message_request: Some(message_request) };
+        let answers = reflection.server_reflection_info(tokio_stream::iter([ask])).await.unwrap();
+        let answer: ServerReflectionResponse = soon(answers.into_inner().message()).await.unwrap().unwrap();
+        match answer.message_response {
+            Some(MessageResponse::FileDescriptorResponse(files)) => {
+                FileDescriptorProto::decode(files.file_descriptor_proto[0].as_slice()).unwrap()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    for message in ["ErrorInfo", "RetryInfo", "Status"] {
+        let file = ask(MessageRequest::FileContainingSymbol(format!("google.rpc.{message}"))).await;
+        assert!(file.message_type.iter().any(|known| known.name() == message), "{message}: {}", file.name());
+        // What it is built on is there, too.
+        for dependency in file.dependency {
+            assert_eq!(ask(MessageRequest::FileByFilename(dependency.clone())).await.name(), dependency);
+        }
+    }
+}
+
+#[tokio::test]
 async fn reflection_speaks_the_older_version_too() {
     use tonic_reflection::pb::v1alpha;
     use v1alpha::server_reflection_client::ServerReflectionClient;
