@@ -78,6 +78,9 @@ fn main() -> ExitCode {
     if args.get(1).is_some_and(|arg| arg == run::EXEC) {
         return run::exec(args.into_iter().skip(2));
     }
+    if args.get(1).is_some_and(|arg| arg == run::GUARD) {
+        return run::guard(args.into_iter().skip(2));
+    }
     let as_json = wants_json(&args);
     if let Some(flag) = misplaced_flag(&args) {
         let problem = format!("{flag} goes behind a command, as in: lowkey ls {flag}; try --help");

@@ -22,6 +22,7 @@ mod equipment;
 mod expiry;
 mod failing_disks;
 mod failover;
+mod guarding;
 mod guards;
 mod harness;
 mod kill_and_restart;

@@ -1,71 +1,73 @@
-//! The command's process group, whose number is the command's own.
+//! The processes of the command, and their guardian.
 //!
-//! Invariant: whoever has a [`Group`] and lets go of it in any way but [`Group::reap`], by an error, a panic or an
-//! early return, has killed it.
+//! Invariant: a [`Group`] that is dropped in any way but [`Group::reap`], by an error, a panic or an early return, has
+//! been killed.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
-/// How often it is looked whether anything is left of a group that is to end.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+use super::guardian::{End, Guardian, Line};
+use super::kin::Kin;
+
 /// How long it may take until nothing is left after SIGKILL: only the kernel, at work for it, can hold it up.
 const KILL_WAIT: Duration = Duration::from_secs(1);
 
-/// A process group that was started here.
+/// A command that was started here, with all that it started.
 pub(super) struct Group {
-    /// Not reaped while this exists: until then no other group can get the number.
-    leader: Pid,
+    kin: Arc<Kin>,
+    guardian: Option<Guardian>,
     is_over: bool,
 }
 
 impl Group {
-    pub(super) fn new(leader: Pid) -> Self {
-        Self { leader, is_over: false }
+    pub(super) fn new(kin: Kin, guardian: Option<Guardian>) -> Self {
+        Self { kin: Arc::new(kin), guardian, is_over: false }
+    }
+
+    pub(super) fn kin(&self) -> &Arc<Kin> {
+        &self.kin
+    }
+
+    /// How to talk to the guardian, if there is one.
+    pub(super) fn guardian_line(&self) -> Option<Arc<Line>> {
+        self.guardian.as_ref().map(|guardian| Arc::clone(guardian.line()))
     }
 
     pub(super) fn leader(&self) -> Pid {
-        self.leader
+        self.kin.leader()
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        // A group that has ended needs no signal.
-        let _ = kill_process_group(self.leader, signal);
+        self.kin.signal_group(signal);
     }
 
-    /// Ends it, whatever it thinks of that, and waits until nothing is left of it.
+    /// Kills it, and waits until nothing is left of it.
     pub(super) fn kill(&self) {
-        self.signal(Signal::KILL);
-        self.wait_until_dead();
+        self.kin.kill(KILL_WAIT);
     }
 
-    /// After SIGKILL: waits until nothing is left.
-    pub(super) fn wait_until_dead(&self) {
-        let deadline = Instant::now() + KILL_WAIT;
-        while self.lives() && Instant::now() < deadline {
-            thread::sleep(LOOK_INTERVAL);
-        }
+    /// Kills the guardian, which does not answer any more; tells how the command ended, if it has.
+    pub(super) fn do_without_guardian(&self) -> Option<End> {
+        self.guardian.as_ref()?.kill();
+        self.end_of_leader()
     }
 
-    /// Whether any process of it lives: one that only waits to be reaped does not.
-    pub(super) fn lives(&self) -> bool {
-        let Ok(processes) = std::fs::read_dir("/proc") else { return true };
-        processes.flatten().any(|process| {
-            let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-            // The name, in parentheses, may contain anything.
-            let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
-            let mut fields = fields.split(' ');
-            let (state, _parent, its_group) = (fields.next(), fields.next(), fields.next());
-            let is_dead = matches!(state, Some("Z" | "X"));
-            !is_dead && its_group.and_then(|text| text.parse().ok()) == Some(self.leader.as_raw_pid())
-        })
+    /// How the command ended, if it has, and if the guardian is gone: only then the command is a child of this process.
+    pub(super) fn end_of_leader(&self) -> Option<End> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        waitid(WaitId::Pid(self.leader()), options).ok()?.and_then(|status| End::of(&status))
     }
 
-    /// The command has ended. What it left behind in its group is its own business.
+    /// The command has ended. What it left behind is its own business.
     pub(super) fn reap(mut self) {
-        while let Err(Errno::INTR) = waitid(WaitId::Pid(self.leader), WaitIdOptions::EXITED) {}
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss();
+        }
+        // Without a guardian it is a child of this process; otherwise the guardian has reaped it.
+        while let Err(Errno::INTR) = waitid(WaitId::Pid(self.leader()), WaitIdOptions::EXITED) {}
         self.is_over = true;
     }
 }
@@ -89,20 +91,21 @@ pub(super) mod tests {
     pub(in crate::commands::run) fn stubborn() -> Group {
         let script = "trap '' TERM; sleep 1000 & sleep 1000";
         let started = Command::new("sh").args(["-c", script]).process_group(0).spawn();
-        Group::new(Pid::from_child(&started.unwrap()))
+        Group::new(Kin::of_group(Pid::from_child(&started.unwrap())), None)
     }
 
     #[test]
-    fn whoever_lets_go_of_a_group_has_killed_it() {
+    fn a_group_that_is_dropped_is_killed() {
         let group = stubborn();
-        let observer = Group { leader: group.leader, is_over: true };
-        assert!(observer.lives());
-        let unwound = std::panic::catch_unwind(move || {
+        let kin = Arc::clone(group.kin());
+        assert!(kin.lives());
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
             let _group = group;
             panic!("a fault on purpose");
-        });
+        }));
         assert!(unwound.is_err());
-        assert!(!observer.lives());
-        observer.reap();
+        let left = kin.leader();
+        assert!(kin.leader_has_ended());
+        while let Err(Errno::INTR) = waitid(WaitId::Pid(left), WaitIdOptions::EXITED) {}
     }
 }

@@ -1,14 +1,14 @@
-//! How the command is started so that it cannot outlive `lowkey run`.
+//! How the command is started so that it cannot outlive the process that started it.
 //!
 //! The kernel can kill a process when its parent ends (PR_SET_PDEATHSIG), but only the process itself can ask
 //! for that, between its start and the command's. So `lowkey` starts itself once more, under a name that no
 //! help mentions; that process asks for it, and then becomes the command.
 //!
-//! What that covers: the command itself, whatever ends `lowkey run`, `kill -9` too. What it does not: the
-//! command's own children, unless the command ends them; and a command that changes its credentials when it
-//! starts (setuid, file capabilities), for which the kernel forgets about it.
+//! What that covers: the command itself, if its parent, the guardian, is killed. The rest is the guardian's, or in its
+//! place `lowkey run`'s (`guardian.rs`). What it does not cover: a command that changes its credentials when it starts
+//! (setuid, file capabilities), for which the kernel forgets about it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode};
@@ -20,7 +20,7 @@ use lowkey_client::LockGuard;
 use nix::sys::signal::{SigSet, Signal as NixSignal};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
-use super::group::Group;
+use super::kin::children;
 use crate::exit::Failure;
 
 /// The name under which `lowkey` becomes a command.
@@ -50,27 +50,24 @@ pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
 ///
 /// To be used on a thread that lives as long as the command is to: the kernel takes that thread for the parent.
 pub(crate) fn args(as_json: bool) -> [String; 3] {
-    let how = if as_json { AS_JSON } else { AS_TEXT };
-    [EXEC.to_owned(), std::process::id().to_string(), how.to_owned()]
+    [EXEC.to_owned(), std::process::id().to_string(), how(as_json).to_owned()]
 }
 
-/// Starts the command in a process group of its own.
-///
-/// To be called on a thread that lives as long as the process: the kernel takes that thread for the parent.
-pub(super) fn start(command: &[OsString], guard: &LockGuard, as_json: bool) -> io::Result<Group> {
-    // Not by its path: the file may have been replaced since this process began.
-    let mut launcher = Command::new("/proc/self/exe");
-    launcher.arg0("lowkey").args(args(as_json)).args(command).envs(environment(guard)).process_group(0);
-    let child = spawn_awake(&mut launcher)?;
-    // Nobody waits by this handle; see `supervise.rs`.
-    Ok(Group::new(Pid::from_child(&child)))
+/// How errors are told, as one word.
+pub(super) fn how(as_json: bool) -> &'static str {
+    if as_json { AS_JSON } else { AS_TEXT }
+}
+
+/// The other way round.
+pub(super) fn is_json(how: &OsStr) -> bool {
+    how == AS_JSON
 }
 
 /// Starts a process, and sees to it that it does start.
 ///
 /// For a moment it belongs to the group of this process, and a ctrl-Z that comes then stops it, while this thread
 /// waits for it in the kernel. So another one wakes it.
-fn spawn_awake(command: &mut Command) -> io::Result<Child> {
+pub(super) fn spawn_awake(command: &mut Command) -> io::Result<Child> {
     let is_started = AtomicBool::new(false);
     thread::scope(|scope| {
         let waker = thread::Builder::new().name("waker".into()).spawn_scoped(scope, || {
@@ -90,13 +87,6 @@ fn spawn_awake(command: &mut Command) -> io::Result<Child> {
     })
 }
 
-/// What the main thread has started.
-fn children() -> Vec<Pid> {
-    let main = std::process::id();
-    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
-    children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
-}
-
 fn wake(child: Pid) {
     // It may have failed to start just now.
     let _ = kill_process(child, Signal::CONT);
@@ -105,10 +95,12 @@ fn wake(child: Pid) {
 /// The other side: becomes the command. The arguments are the parent's number, how errors are told, and the command.
 pub(crate) fn exec(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let parent = args.next().and_then(|arg| arg.to_str()?.parse().ok()).and_then(Pid::from_raw);
-    let as_json = args.next().is_some_and(|arg| arg == AS_JSON);
+    let as_json = args.next().is_some_and(|arg| is_json(&arg));
     let Some(command) = args.next() else {
         return ExitCode::from(crate::exit::USAGE);
     };
+    // The guardian blocks all signals, and `lowkey run` one of the terminal. A command inherits that, and is to have none of it.
+    let _ = SigSet::empty().thread_set_mask();
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         let line = format!("the command could not be bound to this process: {error}");
         return Failure::new(EXIT_NOT_EXECUTABLE, line).report(as_json);

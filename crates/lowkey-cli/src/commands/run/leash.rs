@@ -2,7 +2,8 @@
 //!
 //! A thread of its own looks at the lock's validity and at the clock that also runs during suspend, and sends
 //! the signals by itself. It waits for nobody: not for the network, not for the runtime, not for the main thread.
-//! If the thread itself fails, nobody is left to keep the promise, and the command is killed.
+//! If the thread itself fails, nobody is left to keep the promise, and the command is killed. It also tells the guardian,
+//! which does the same should this process stand still (`guardian.rs`).
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
@@ -10,14 +11,12 @@ use std::time::Duration;
 
 use lowkey_client::LockGuard;
 use rustix::process::{Pid, Signal, kill_process_group};
-use rustix::time::{ClockId, clock_gettime};
 
+use super::guardian::{LOOK_INTERVAL, Line, MARGIN, Word, now};
 use super::supervise::News;
 
-/// SIGKILL is sent so much before validity ends: waking up takes a moment, too.
-const MARGIN: Duration = Duration::from_millis(20);
-/// The clock is looked at so often at least: it may have gone on while this thread's timer stood still.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The guardian hears of a validity that differs by more than this: less is how long it takes to look at two clocks.
+const WORTH_TELLING: Duration = Duration::from_millis(5);
 
 /// What the leash has to know of a lock.
 pub(super) trait Validity: Send + Sync {
@@ -47,6 +46,8 @@ struct Shared {
     lock: Arc<dyn Validity>,
     group: Pid,
     grace: Duration,
+    /// Nothing in tests.
+    guardian: Option<Arc<Line>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -64,25 +65,17 @@ enum State {
     Over,
 }
 
-/// A clock that also runs while the machine is suspended.
-fn now() -> Duration {
-    let time = clock_gettime(ClockId::Boottime);
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap_or_default(),
-        u32::try_from(time.tv_nsec).unwrap_or_default(),
-    )
-}
-
 impl Leash {
     /// Puts a process group on a leash; `news` hears when SIGTERM is sent.
     pub(super) fn put_on(
         lock: Arc<dyn Validity>,
         group: Pid,
         grace: Duration,
+        guardian: Option<Arc<Line>>,
         news: mpsc::Sender<News>,
     ) -> std::io::Result<Self> {
         let state = Mutex::new(State::Watching);
-        let shared = Arc::new(Shared { lock, group, grace, state, changed: Condvar::new() });
+        let shared = Arc::new(Shared { lock, group, grace, guardian, state, changed: Condvar::new() });
         let watched = Arc::clone(&shared);
         let thread = thread::Builder::new().name("leash".into()).spawn(move || {
             let _kill = KillOnPanic(&watched);
@@ -123,10 +116,16 @@ impl Shared {
 
     fn watch(&self, news: &mpsc::Sender<News>) {
         let mut state = self.state();
+        let mut told_until = Duration::ZERO;
         loop {
             let pause = match *state {
                 State::Watching => {
-                    let remaining = self.lock.remaining().saturating_sub(MARGIN);
+                    let remaining = self.lock.remaining();
+                    let until = now() + remaining;
+                    if until.abs_diff(told_until) > WORTH_TELLING && self.tell_guardian(&Word::Hold(until)) {
+                        told_until = until;
+                    }
+                    let remaining = remaining.saturating_sub(MARGIN);
                     if remaining <= self.grace {
                         *state = self.terminate(remaining, news);
                         continue;
@@ -150,7 +149,13 @@ impl Shared {
         }
     }
 
+    /// False if it does not listen: then it is told next time.
+    fn tell_guardian(&self, word: &Word) -> bool {
+        self.guardian.as_ref().is_none_or(|guardian| guardian.say(word))
+    }
+
     fn terminate(&self, remaining: Duration, news: &mpsc::Sender<News>) -> State {
+        self.tell_guardian(&Word::Told);
         self.signal(Signal::TERM);
         // A process that is stopped hears nothing else.
         self.signal(Signal::CONT);
@@ -200,12 +205,11 @@ mod tests {
     fn a_leash_that_fails_kills_the_command_and_says_that_the_lock_was_not_held() {
         let group = stubborn();
         let (news, _hears) = mpsc::channel();
-        let leash = Leash::put_on(Arc::new(Faulty), group.leader(), Duration::ZERO, news).unwrap();
+        let leash = Leash::put_on(Arc::new(Faulty), group.leader(), Duration::ZERO, None, news).unwrap();
         while !leash.has_killed() {
             thread::sleep(Duration::from_millis(1));
         }
-        group.wait_until_dead();
-        assert!(!group.lives());
+        group.kill();
         assert!(!leash.is_held_at_end());
         leash.take_off();
         group.reap();

@@ -7,15 +7,18 @@
 //!   and done by a thread of its own, which needs no network, no disk and no runtime (`leash.rs`).
 //! - The lock is given back after the command has ended, and no earlier; with `--at-least`, not before that time
 //!   has passed since it was granted.
-//! - If `lowkey run` itself is killed, the kernel kills the command (`launcher.rs`).
+//! - If `lowkey run` itself is killed or stopped, its guardian does the same in its place (`guardian.rs`).
 //!
 //! - `hold.rs`: takes the lock
-//! - `supervise.rs`: from the command's start to its end; `group.rs`: its processes
+//! - `supervise.rs`: from the command's start to its end; `group.rs`, `kin.rs`: its processes
+//! - `guardian.rs`: the process that stands between, with a clock of its own; `launcher.rs`: how it starts the command
 //! - `signals.rs`, `terminal.rs`: what passes between the command and whoever started it
 
 mod backoff;
 mod group;
+mod guardian;
 mod hold;
+mod kin;
 mod launcher;
 mod leash;
 mod signals;
@@ -28,6 +31,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+pub(crate) use self::guardian::{GUARD, guard};
 pub(crate) use self::launcher::{EXEC, args as launcher_args, exec};
 use super::{Patience, ServiceArgs, WaitArgs};
 use crate::duration::{parse_duration, parse_ttl};

@@ -8,7 +8,8 @@
 //! - An error, or a panic, here: `Group` kills when it is dropped, and it is dropped before the lock's guard, which
 //!   gives the lock back. A panic of the leash's thread: the leash kills. A panic of a task: nothing is renewed, and
 //!   the leash does what it does then.
-//! - This process is killed: the kernel kills the command (`launcher.rs`).
+//! - This process is killed, or stands still: the guardian kills all (`guardian.rs`).
+//! - The guardian is killed: this kills all.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -18,12 +19,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowkey_client::{LockGuard, LossCause, Session, SessionStatus};
-use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use rustix::process::{Pid, Signal};
 use tokio::runtime::Runtime;
 
-use super::group::{Group, LOOK_INTERVAL};
+use super::group::Group;
+use super::guardian::{End, Guardian, Line, Word, now};
 use super::hold::{GivenBack, Held, give_back};
+use super::kin::{self, Kin, LOOK_INTERVAL};
 use super::leash::{Leash, Validity};
 use super::signals::{ENDING, Signals};
 use super::terminal::Terminal;
@@ -37,6 +39,9 @@ const TERMINAL_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it is looked whether a lock that nobody works under is still held.
 const KEEP_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often it is looked whether a command has ended of which the guardian says nothing: somebody may have stopped it.
+const COMMAND_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What the main thread hears of.
 pub(super) enum News {
     /// The lock cannot be kept; SIGTERM was sent, and SIGKILL will be.
@@ -46,7 +51,11 @@ pub(super) enum News {
     /// The command was stopped.
     Stopped(Signal),
     /// The command has ended; it is not reaped yet, so its number is still its own.
-    Ended(Option<WaitIdStatus>),
+    Ended(End),
+    /// The guardian's clock was first: it has killed all.
+    Killed,
+    /// Nobody guards the command any more.
+    GuardianGone,
 }
 
 /// The status that stands for an end by a signal.
@@ -61,13 +70,15 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     let guard = Arc::new(guard);
     let cannot_start =
         |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
-    let group = launcher::start(&job.command, &guard, job.service.json).map_err(cannot_start)?;
+    let group = start(job, &guard).map_err(cannot_start)?;
+    let line = group.guardian_line();
     let mut terminal = Terminal::new(group.leader());
     terminal.give();
     let (sender, news) = mpsc::channel();
     let lock: Arc<dyn Validity> = guard.clone();
-    let leash = Leash::put_on(lock, group.leader(), job.grace, sender.clone()).map_err(cannot_start)?;
-    watch(group.leader(), sender.clone()).map_err(cannot_start)?;
+    let leash = Leash::put_on(lock, group.leader(), job.grace, line.clone(), sender.clone());
+    let leash = leash.map_err(cannot_start)?;
+    listen(line, sender.clone()).map_err(cannot_start)?;
     forward(runtime, signals, sender);
 
     let mut running = Running {
@@ -78,13 +89,14 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
         terminal: &mut terminal,
         is_told: false,
         is_told_to_end: false,
+        is_killed: false,
         on_lost: None,
     };
     let ended = running.until_ended(&news);
     if ended.is_none() {
         group.kill();
     }
-    let is_held = leash.is_held_at_end();
+    let is_held = leash.is_held_at_end() && !running.is_killed;
     if !is_held {
         // The command may have ended before anybody noticed.
         running.lost(Duration::ZERO);
@@ -168,15 +180,18 @@ struct Running<'a> {
     is_told: bool,
     /// Somebody sent a signal to have an end to it.
     is_told_to_end: bool,
+    /// The guardian killed it, because the lock's time was over.
+    is_killed: bool,
     on_lost: Option<std::process::Child>,
 }
 
 impl Running<'_> {
     /// Nothing if nobody can say how it ended.
-    fn until_ended(&mut self, news: &mpsc::Receiver<News>) -> Option<WaitIdStatus> {
+    fn until_ended(&mut self, news: &mpsc::Receiver<News>) -> Option<End> {
         loop {
             match self.next(news)? {
-                News::Ended(status) => return status,
+                News::Ended(end) => return Some(end),
+                News::GuardianGone => return self.end_unguarded(),
                 // To stop this process would be to stop renewing.
                 News::Signal(Signal::TSTP) => {}
                 News::Signal(Signal::CONT) => {
@@ -197,19 +212,38 @@ impl Running<'_> {
                     }
                 }
                 News::Terminated { kill_in } => self.lost(kill_in),
+                News::Killed => self.is_killed = true,
             }
         }
     }
 
-    /// Waits for news; looks after the terminal meanwhile if the command wants it.
+    /// Waits for news; looks after the terminal meanwhile if the command wants it, and after the command itself.
     fn next(&mut self, news: &mpsc::Receiver<News>) -> Option<News> {
-        while self.terminal.is_wanted() {
-            match news.recv_timeout(TERMINAL_LOOK_INTERVAL) {
+        let mut is_silent = false;
+        loop {
+            let is_wanted = self.terminal.is_wanted();
+            let pause = if is_wanted { TERMINAL_LOOK_INTERVAL } else { COMMAND_LOOK_INTERVAL };
+            match news.recv_timeout(pause) {
                 Err(RecvTimeoutError::Timeout) => self.terminal.give_if_wanted(),
                 heard => return heard.ok(),
             }
+            // What has ended is told at once, unless the guardian stands still.
+            let has_ended = self.group.kin().leader_has_ended();
+            if has_ended && is_silent {
+                return self.group.do_without_guardian().map(News::Ended);
+            }
+            is_silent = has_ended;
         }
-        news.recv().ok()
+    }
+
+    /// The guardian is gone. The kernel has killed the command with it, and nobody guards the rest.
+    fn end_unguarded(&self) -> Option<End> {
+        self.group.kill();
+        say(
+            self.job,
+            "the command was killed, because its guardian (a process of `lowkey run`) is gone: did somebody kill it?",
+        );
+        self.group.do_without_guardian()
     }
 
     fn lost(&mut self, kill_in: Duration) {
@@ -238,38 +272,47 @@ impl Running<'_> {
             .stdin(Stdio::null())
             .spawn();
         match started {
-            Ok(child) => self.on_lost = Some(child),
+            Ok(child) => {
+                self.group.kin().spare(Pid::from_child(&child));
+                self.on_lost = Some(child);
+            }
             Err(error) => say(self.job, &format!("--on-lost: cannot start sh: {error}")),
         }
     }
 }
 
-/// Has a thread wait for the command.
-fn watch(command: Pid, news: mpsc::Sender<News>) -> io::Result<()> {
-    let wait = move || {
+/// Starts the command under a guardian.
+fn start(job: &Job, guard: &LockGuard) -> io::Result<Group> {
+    // Those that this process had before it was `lowkey`.
+    let strangers = kin::children();
+    kin::adopt_orphans()?;
+    let (environment, until) = (launcher::environment(guard), now() + guard.remaining());
+    let (guardian, leader) = Guardian::start(&job.command, environment, job.service.json, job.grace, until)?;
+    Ok(Group::new(Kin::new(leader, Some(guardian.pid()), strangers), Some(guardian)))
+}
+
+/// Has a thread listen to the guardian.
+fn listen(guardian: Option<Arc<Line>>, news: mpsc::Sender<News>) -> io::Result<()> {
+    let Some(guardian) = guardian else { return Ok(()) };
+    let listen = move || {
         loop {
-            // Not reaped here: as long as it is not, no other group can get its number, and it can be signalled.
-            let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
-            let happened = match waitid(WaitId::Pid(command), options) {
-                Err(Errno::INTR) => continue,
-                Ok(Some(status)) if status.stopped() => {
-                    // This takes note of the stop, so that it is not told again.
-                    let _ = waitid(WaitId::Pid(command), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-                    match status.stopping_signal().and_then(Signal::from_named_raw) {
-                        Some(signal) => News::Stopped(signal),
-                        None => continue,
-                    }
-                }
-                Ok(status) => News::Ended(status),
-                Err(_) => News::Ended(None),
+            let heard = match guardian.hear() {
+                Some(Word::Ended(end)) => News::Ended(end),
+                Some(Word::Stopped(signal)) => match Signal::from_named_raw(signal) {
+                    Some(signal) => News::Stopped(signal),
+                    None => continue,
+                },
+                Some(Word::Killed) => News::Killed,
+                Some(_) => continue,
+                None => News::GuardianGone,
             };
-            let is_last = matches!(happened, News::Ended(_));
-            if news.send(happened).is_err() || is_last {
+            let is_last = matches!(heard, News::GuardianGone);
+            if news.send(heard).is_err() || is_last {
                 return;
             }
         }
     };
-    thread::Builder::new().name("wait".into()).spawn(wait).map(|_| ())
+    thread::Builder::new().name("listen".into()).spawn(listen).map(|_| ())
 }
 
 fn forward(runtime: &Runtime, mut signals: Signals, news: mpsc::Sender<News>) {
@@ -283,26 +326,28 @@ fn forward(runtime: &Runtime, mut signals: Signals, news: mpsc::Sender<News>) {
     });
 }
 
-/// Waits until nothing is left of a group that is to end, or was killed.
+/// Waits until nothing is left of a job that is to end, or until its time is over; then kills what is left.
 fn end_group(group: &Group, leash: &Leash) {
-    while !leash.has_killed() && group.lives() {
+    while !leash.has_killed() && group.kin().lives() {
         thread::sleep(LOOK_INTERVAL);
     }
-    group.wait_until_dead();
+    group.kill();
 }
 
 /// The signal that ended the command, if one did.
-fn ended_by(ended: WaitIdStatus) -> Option<Signal> {
-    ended.terminating_signal().and_then(Signal::from_named_raw)
+fn ended_by(end: End) -> Option<Signal> {
+    match end {
+        End::Exit(_) => None,
+        End::Signal(signal) => Signal::from_named_raw(signal),
+    }
 }
 
-fn status_of(ended: Option<WaitIdStatus>) -> u8 {
-    let Some(ended) = ended else { return exit::NO };
-    if let Some(code) = ended.exit_status() {
-        return u8::try_from(code).unwrap_or(u8::MAX);
+fn status_of(ended: Option<End>) -> u8 {
+    match ended {
+        None => exit::NO,
+        Some(End::Exit(code)) => u8::try_from(code).unwrap_or(u8::MAX),
+        Some(End::Signal(signal)) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
     }
-    let signal = ended.terminating_signal().unwrap_or_default();
-    u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
 /// Waits for what `--on-lost` started, unless somebody sends a signal to have an end to it.

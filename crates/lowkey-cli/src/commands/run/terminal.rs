@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, getpgrp, kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 /// Lets this process hand the terminal on, and write to it, while another group has it. Holds for threads that
-/// are made later; a command that is started does not inherit it.
+/// are made later, but not for the command: see `launcher::exec`.
 pub(super) fn tolerate_background() {
     let mut signals = SigSet::empty();
     signals.add(NixSignal::SIGTTOU);

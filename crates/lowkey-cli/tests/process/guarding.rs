@@ -1,0 +1,140 @@
+//! What `lowkey run` starts is dead before the next holder begins, whatever happens to `lowkey run` itself.
+
+use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::cli::{Running, Service, lives};
+use crate::harness::{Node, eventually};
+use crate::running::{one_node, written};
+
+/// How the command starts those that write.
+const SHAPES: [(&str, &str); 4] = [
+    ("a shell that has more to do", "sh ./writer; true"),
+    ("in the background", "sh ./writer & wait; true"),
+    ("in a session of its own", "setsid sh ./writer & wait; true"),
+    ("a daemon, in a session of its own, left by its parent", "(setsid sh ./writer &); sleep 1000; true"),
+];
+
+/// A job whose grandchild writes the time to a file, again and again, and is deaf to SIGTERM.
+struct Job {
+    folder: TempDir,
+    running: Running,
+    service: Service,
+    _node: Node,
+}
+
+impl Job {
+    fn start(shape: &str) -> Self {
+        let (folder, node, service) = one_node();
+        let writer = "trap '' TERM HUP INT; echo $$ > pid; while :; do date +%s%N >> log; sleep 0.005; done";
+        std::fs::write(folder.path().join("writer"), writer).unwrap();
+        let mut command = service.command(&["run", "a", "--ttl", "2s", "--", "sh", "-c", shape]);
+        let running = Running::start(command.current_dir(folder.path()));
+        written(&folder.path().join("log"));
+        Self { folder, running, service, _node: node }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Has another take the lock, and checks that nobody of the job wrote since.
+    fn next_holder_is_alone(&self) {
+        let granted = self.path("granted");
+        let script = format!("date +%s%N > {}", granted.display());
+        let next = self.service.start(&["run", "a", "--", "sh", "-c", &script]);
+        let granted: u64 = written(&granted).trim().parse().unwrap();
+        assert!(!lives(&written(&self.path("pid"))), "the writer lives beside the next holder");
+        assert_eq!(next.done().code, Some(0));
+        let log = std::fs::read_to_string(self.path("log")).unwrap();
+        let last: u64 = log.lines().last().unwrap().parse().unwrap();
+        assert!(last < granted, "written {} ms after the next grant", (last - granted) / 1_000_000);
+    }
+}
+
+#[test]
+fn all_that_the_command_started_is_dead_before_the_next_grant_when_run_is_killed() {
+    for (name, shape) in SHAPES {
+        println!("{name}");
+        let mut job = Job::start(shape);
+        job.running.signal(Signal::KILL);
+        eventually("it is killed", || job.running.has_ended().then_some(()));
+        // At once, and not when the time is over.
+        let writer = written(&job.path("pid"));
+        eventually("the writer is killed", || (!lives(&writer)).then_some(()));
+        job.next_holder_is_alone();
+    }
+}
+
+#[test]
+fn all_that_the_command_started_is_dead_before_the_next_grant_when_run_is_stopped() {
+    for (name, shape) in SHAPES {
+        println!("{name}");
+        let job = Job::start(shape);
+        job.running.signal(Signal::STOP);
+        job.next_holder_is_alone();
+        job.running.signal(Signal::CONT);
+        let done = job.running.done();
+        assert_eq!(done.code, Some(76), "{done:?}");
+        assert!(done.stderr.contains("cannot be kept"), "{done:?}");
+    }
+}
+
+/// The processes that a process has started, and that live.
+fn children(of: Pid) -> Vec<Pid> {
+    let of = of.as_raw_pid();
+    let text = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn a_guardian_that_is_killed_takes_the_command_and_all_it_started_with_it() {
+    for (name, shape) in SHAPES {
+        println!("{name}");
+        let job = Job::start(shape);
+        let [guardian] = children(job.running.pid())[..] else { panic!("one guardian") };
+        kill_process(guardian, Signal::KILL).unwrap();
+        let writer = written(&job.path("pid"));
+        eventually("the writer is killed", || (!lives(&writer)).then_some(()));
+        let done = job.running.done();
+        assert!(done.complaint(137).contains("its guardian"), "{done:?}");
+        // The lock was given back.
+        assert_eq!(job.service.json(&["get", "a"])["holderCount"], 0);
+    }
+}
+
+#[test]
+fn a_guardian_that_is_stopped_keeps_nobody_from_ending() {
+    // By itself, and because the lock is lost.
+    for (script, code) in [("echo runs; sleep 0.5; exit 5", 5), ("echo runs; exec sleep 1000", 76)] {
+        let (_folder, node, service) = one_node();
+        let running = service.start(&["run", "a", "--ttl", "2s", "--", "sh", "-c", script]);
+        running.wait_for_lines(1);
+        let [guardian] = children(running.pid())[..] else { panic!("one guardian") };
+        kill_process(guardian, Signal::STOP).unwrap();
+        if code == 76 {
+            node.pause();
+        }
+        let done = running.done();
+        assert_eq!(done.code, Some(code), "{done:?}");
+        assert!(!lives(&guardian.as_raw_pid().to_string()));
+    }
+}
+
+#[test]
+fn the_guardian_is_gone_with_the_command_and_leaves_alone_what_the_command_left_behind() {
+    let (folder, _node, service) = one_node();
+    let script = format!("(setsid sh -c 'echo $$ > {}; exec sleep 1000' >&- 2>&- &)", path(&folder, "pid"));
+    let script = format!("{script}; until [ -s {} ]; do sleep 0.01; done; exit 3", path(&folder, "pid"));
+    let done = service.run(&["run", "a", "--", "sh", "-c", &script]);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""), "{done:?}");
+    let daemon = written(&folder.path().join("pid"));
+    assert!(lives(&daemon));
+    kill_process(Pid::from_raw(daemon.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+}
+
+fn path(folder: &TempDir, name: &str) -> String {
+    Path::new(folder.path()).join(name).display().to_string()
+}
