@@ -82,6 +82,62 @@ fn all_that_the_command_started_is_dead_before_the_next_grant_when_run_is_stoppe
     }
 }
 
+/// A job that is told to end because the service did not answer, and that goes on until it may end. The service answers
+/// again, so its lock is renewed.
+fn told_to_end_in_vain(on_lost: &[&str]) -> (TempDir, Node, Service, Running) {
+    let (folder, node, service) = one_node();
+    let script = "trap 'echo told' TERM; echo runs; until [ -e go ]; do sleep 0.02; done";
+    let words = ["run", "a", "--ttl", "8s", "--kill-grace", "2s"];
+    let mut command = service.command(&[&words, on_lost, &["--", "sh", "-c", script]].concat());
+    let running = Running::start(command.current_dir(folder.path()));
+    running.wait_for_lines(1);
+    node.pause();
+    running.wait_for_lines(2);
+    node.signal(Signal::CONT);
+    (folder, node, service, running)
+}
+
+#[test]
+fn after_a_loss_the_lock_is_given_back_as_soon_as_the_command_is_dead() {
+    let (folder, _node, service, running) = told_to_end_in_vain(&[]);
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    let done = running.done();
+    assert_eq!(done.code, Some(76), "{done:?}");
+    assert!(done.stderr.contains("cannot be kept"), "{done:?}");
+    service.ok(&["run", "a", "--try", "--", "true"]);
+}
+
+#[test]
+fn a_lock_whose_time_is_over_is_given_back_to_a_service_that_stood_still() {
+    let (folder, node, service) = one_node();
+    let script = "trap '' TERM; echo $$ > pid; while :; do sleep 0.02; done";
+    let mut command = service.command(&["run", "a", "--ttl", "5s", "--", "sh", "-c", script]);
+    let running = Running::start(command.current_dir(folder.path()));
+    let pid = written(&folder.path().join("pid"));
+    node.pause();
+    eventually("the command is killed", || (!lives(&pid)).then_some(()));
+    // The service gives leases the time back in which it stood still.
+    node.signal(Signal::CONT);
+    let done = running.done();
+    assert_eq!(done.code, Some(76), "{done:?}");
+    service.ok(&["run", "a", "--try", "--", "true"]);
+}
+
+#[test]
+fn what_is_done_on_a_loss_does_not_have_the_lock_and_ends_in_time() {
+    let on_lost = "echo $$ > on-lost; sleep 1000; true";
+    let (folder, _node, service, running) =
+        told_to_end_in_vain(&["--on-lost", on_lost, "--on-lost-limit", "6s"]);
+    let pid = written(&folder.path().join("on-lost"));
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    service.ok(&["run", "a", "--wait", "3s", "--", "true"]);
+    assert!(lives(&pid), "it goes on without the lock");
+    let done = running.done();
+    assert_eq!(done.code, Some(76), "{done:?}");
+    assert!(done.stderr.contains("--on-lost was killed"), "{done:?}");
+    assert!(!lives(&pid));
+}
+
 /// The processes that a process has started, and that live.
 fn children(of: Pid) -> Vec<Pid> {
     let of = of.as_raw_pid();

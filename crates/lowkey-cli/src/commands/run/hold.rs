@@ -100,7 +100,7 @@ async fn attempt_once(job: &Job, session: &Session, deadline: Option<Instant>) -
 }
 
 /// Ends a session, if that can be done soon.
-async fn close(session: Session) {
+pub(super) async fn close(session: Session) {
     // Otherwise the lease ends by itself.
     let _ = timeout(FAREWELL, session.close()).await;
 }

@@ -34,7 +34,7 @@ use clap::Args;
 pub(crate) use self::guardian::{GUARD, guard};
 pub(crate) use self::launcher::{EXEC, args as launcher_args, exec};
 use super::{Patience, ServiceArgs, WaitArgs};
-use crate::duration::{parse_duration, parse_ttl};
+use crate::duration::{parse_duration, parse_timeout, parse_ttl};
 use crate::exit::{self, Failure};
 
 /// What `run` and `elect` have in common.
@@ -52,9 +52,13 @@ struct CommandArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     kill_grace: Duration,
 
-    /// A command line for `sh -c`, run when NAME is lost, after SIGTERM was sent
+    /// A command line for `sh -c`, run when NAME is lost, after SIGTERM was sent; it does not have NAME
     #[arg(long, value_name = "COMMAND")]
     on_lost: Option<String>,
+
+    /// How long that may take before it is killed
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout, default_value = "30s")]
+    on_lost_limit: Duration,
 
     #[command(flatten)]
     service: ServiceArgs,
@@ -109,16 +113,17 @@ struct Job {
     /// How long before the end of validity SIGTERM is sent.
     grace: Duration,
     on_lost: Option<String>,
+    on_lost_limit: Duration,
     service: ServiceArgs,
     command: Vec<OsString>,
 }
 
 impl Job {
     fn new(name: String, shared: bool, value: String, common: CommandArgs) -> Self {
-        let CommandArgs { wait, ttl, kill_grace, on_lost, service, command } = common;
+        let CommandArgs { wait, ttl, kill_grace, on_lost, on_lost_limit, service, command } = common;
         let (patience, grace) = (wait.patience(), kill_grace.min(ttl / 4));
         let at_least = Duration::ZERO;
-        Self { name, shared, value, patience, ttl, at_least, grace, on_lost, service, command }
+        Self { name, shared, value, patience, ttl, at_least, grace, on_lost, on_lost_limit, service, command }
     }
 }
 

@@ -12,19 +12,21 @@
 //! - The guardian is killed: this kills all.
 
 use std::io;
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowkey_client::{LockGuard, LossCause, Session, SessionStatus};
-use rustix::process::{Pid, Signal};
+use futures::FutureExt as _;
+use lowkey_client::{LockGuard, LossCause};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::runtime::Runtime;
 
 use super::group::Group;
 use super::guardian::{End, Guardian, Line, Word, now};
-use super::hold::{GivenBack, Held, give_back};
+use super::hold::{GivenBack, Held, close, give_back};
 use super::kin::{self, Kin, LOOK_INTERVAL};
 use super::leash::{Leash, Validity};
 use super::signals::{ENDING, Signals};
@@ -83,7 +85,6 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
 
     let mut running = Running {
         job,
-        session: &session,
         guard: &guard,
         group: &group,
         terminal: &mut terminal,
@@ -116,10 +117,17 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     };
     let given_back = match is_held && is_kept {
         true => runtime.block_on(give_back(session, guard)),
-        false => GivenBack::WasGone,
+        // It may be renewed to this day: nothing works under it any more, so nobody else has to wait for its end.
+        false => {
+            drop(guard);
+            runtime.block_on(close(session));
+            GivenBack::WasGone
+        }
     };
     if !is_held {
-        wait_for(on_lost, &news);
+        if let Some(on_lost) = on_lost {
+            on_lost.wait(job, &news);
+        }
         return Ok(exit::LOST);
     }
     let (name, status) = (&job.name, status_of(ended));
@@ -172,7 +180,6 @@ fn say(job: &Job, line: &str) {
 
 struct Running<'a> {
     job: &'a Job,
-    session: &'a Session,
     guard: &'a LockGuard,
     group: &'a Group,
     terminal: &'a mut Terminal,
@@ -182,7 +189,7 @@ struct Running<'a> {
     is_told_to_end: bool,
     /// The guardian killed it, because the lock's time was over.
     is_killed: bool,
-    on_lost: Option<std::process::Child>,
+    on_lost: Option<OnLost>,
 }
 
 impl Running<'_> {
@@ -250,10 +257,8 @@ impl Running<'_> {
         if std::mem::replace(&mut self.is_told, true) {
             return;
         }
-        let cause = match self.session.status() {
-            SessionStatus::Lost(cause) => cause,
-            SessionStatus::Held | SessionStatus::InJeopardy => LossCause::Expired,
-        };
+        // If it is not lost yet, it will be for want of a renewal.
+        let cause = self.guard.lost().now_or_never().unwrap_or(LossCause::Expired);
         let line = format!(
             "lock {} cannot be kept: {cause}; sent SIGTERM to the command, SIGKILL follows in {} ms; look at `lowkey status`",
             self.job.name,
@@ -266,15 +271,10 @@ impl Running<'_> {
 
     fn start_on_lost(&mut self) {
         let Some(line) = &self.job.on_lost else { return };
-        let started = Command::new("sh")
-            .args(["-c", line])
-            .envs(launcher::environment(self.guard))
-            .stdin(Stdio::null())
-            .spawn();
-        match started {
-            Ok(child) => {
-                self.group.kin().spare(Pid::from_child(&child));
-                self.on_lost = Some(child);
+        match OnLost::start(line, self.guard) {
+            Ok(on_lost) => {
+                self.group.kin().spare(Pid::from_child(&on_lost.child));
+                self.on_lost = Some(on_lost);
             }
             Err(error) => say(self.job, &format!("--on-lost: cannot start sh: {error}")),
         }
@@ -350,17 +350,41 @@ fn status_of(ended: Option<End>) -> u8 {
     }
 }
 
-/// Waits for what `--on-lost` started, unless somebody sends a signal to have an end to it.
-fn wait_for(on_lost: Option<std::process::Child>, news: &mpsc::Receiver<News>) {
-    let Some(mut child) = on_lost else { return };
-    while let Ok(None) = child.try_wait() {
-        if let Ok(News::Signal(signal)) = news.recv_timeout(LOOK_INTERVAL)
-            && ENDING.contains(&signal)
-        {
-            // It may have ended by itself just now.
-            let _ = child.kill();
-            let _ = child.wait();
-            return;
+/// What `--on-lost` started. It works without the lock.
+struct OnLost {
+    child: Child,
+    started_at: Instant,
+}
+
+impl OnLost {
+    fn start(line: &str, guard: &LockGuard) -> io::Result<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).envs(launcher::environment(guard)).stdin(Stdio::null()).process_group(0);
+        Ok(Self { child: command.spawn()?, started_at: Instant::now() })
+    }
+
+    /// Waits for its end, unless somebody sends a signal to have an end to it, or its time is over.
+    fn wait(mut self, job: &Job, news: &mpsc::Receiver<News>) {
+        while let Ok(None) = self.child.try_wait() {
+            if self.started_at.elapsed() >= job.on_lost_limit {
+                self.kill();
+                let limit = job.on_lost_limit;
+                return say(
+                    job,
+                    &format!("--on-lost was killed: it took longer than {limit:?}; see --on-lost-limit"),
+                );
+            }
+            match news.recv_timeout(LOOK_INTERVAL) {
+                Ok(News::Signal(signal)) if ENDING.contains(&signal) => return self.kill(),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK_INTERVAL),
+            }
         }
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself just now.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.wait();
     }
 }
