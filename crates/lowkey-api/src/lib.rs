@@ -27,6 +27,7 @@
 pub mod error;
 pub mod framing;
 pub mod position;
+mod remaining;
 pub mod validity;
 
 pub use error::{ApiError, ErrorDetail, Reason};

@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::connect(endpoints.split(',')).await?;
 
     // Everybody learns who leads, and when there is nobody.
-    let mut observations = Box::pin(client.observe(&election));
+    let mut observations = client.observe(&election);
     tokio::spawn(async move {
         while let Some(Ok(seen)) = observations.next().await {
             match seen.leader {

@@ -1,5 +1,8 @@
-//! A job that must run once, however many copies of it are started: the others wait for their turn, and see
-//! that there is nothing left to do.
+//! A job that runs in one place at a time, however many copies of it are started: a copy that finds it running says who
+//! does it, and ends. It does not wait.
+//!
+//! A copy that is started after the job was done does it again: a lock says who works now, not what was done. What must
+//! happen once a day needs a note of that in its own data, written under the lock (or `lowkey run --at-least`).
 //!
 //! ```sh
 //! cargo run -p lowkey-client --example singleton_job -- nightly-report
@@ -17,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::connect(endpoints.split(',')).await?;
     let session = client.session(Duration::from_secs(10)).await?;
 
-    // Whoever cannot have it now leaves at once: the job is being done.
+    // Somebody else does the job: leave.
     let guard = match session.lock(&name).try_acquire().await {
         Ok(guard) => guard,
         Err(busy) if busy.is_busy() => {
@@ -27,9 +30,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Err(error) => return Err(error.into()),
     };
     println!("doing {name} with token {}", guard.token());
+    // Ends where it waits if the lock is lost.
     guard.run(work()).await?;
     guard.release().await?;
-    session.close().await?;
+    client.close().await?;
     println!("done");
     Ok(())
 }

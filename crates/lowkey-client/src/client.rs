@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures::Stream;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
@@ -14,18 +13,18 @@ use lowkey_api::v1::{
     GetLockResponse, GetStatusRequest, GetStatusResponse, ListLocksRequest,
 };
 use lowkey_api::validity::valid_until;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::transport::Channel;
 
 use crate::clock::now_nanos;
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::keeper::{Keeper, Presence};
-use crate::link::{Link, deadline_in};
+use crate::link::{Link, LinkState, deadline_in};
 use crate::random::{self, Backoff};
 use crate::session::{Session, Shared, revocation};
-use crate::watch::{Observation, Watch};
+use crate::watch::{Observations, Watch};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -79,6 +78,7 @@ pub struct ClientBuilder {
     owner: Option<String>,
     call_timeout: Duration,
     connect_timeout: Duration,
+    cluster_id: Option<String>,
 }
 
 impl ClientBuilder {
@@ -101,15 +101,22 @@ impl ClientBuilder {
         self
     }
 
+    /// The id of the cluster that is meant, as [`Client::cluster_id`] or `lowkey status` tells it; nodes of any other
+    /// are refused from the beginning. Otherwise the client stays with the cluster of the node that answers first.
+    ///
+    /// For programs that keep tokens beyond their end: those of two clusters cannot be compared.
+    pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
+        self.cluster_id = Some(id.into());
+        self
+    }
+
     /// Connects. Fails if no node answers in time.
     pub async fn connect(self) -> Result<Client, Error> {
         if self.endpoints.is_empty() {
             return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
         }
-        if let Some(wrong) = self.endpoints.iter().find(|endpoint| !endpoint.contains("://")) {
-            return Err(Error::invalid(format!("{wrong} is no URL such as http://127.0.0.1:9000")));
-        }
-        let (link, link_task) = Link::new(self.endpoints);
+        self.endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
+        let (link, link_task) = Link::new(self.endpoints, self.cluster_id);
         let (keeper, keeper_task) = Keeper::new(link.clone());
         let engine = Engine::start(move || async move {
             tokio::spawn(keeper_task);
@@ -125,11 +132,7 @@ impl ClientBuilder {
             engine,
         };
         let mut state = inner.link.state();
-        let ready = state.wait_for(|state| {
-            let hopeless =
-                state.problem.as_ref().is_some_and(|error| matches!(error.kind(), ErrorKind::Invalid(_)));
-            state.channel.is_some() || hopeless
-        });
+        let ready = state.wait_for(|state| state.channel.is_some() || state.is_hopeless);
         let is_connected = timeout(self.connect_timeout, ready)
             .await
             .is_ok_and(|state| state.is_ok_and(|state| state.channel.is_some()));
@@ -138,6 +141,16 @@ impl ClientBuilder {
             return Err(problem.unwrap_or_else(|| Error::unavailable("no node answers", false)));
         }
         Ok(Client { inner: Arc::new(inner) })
+    }
+}
+
+fn check_endpoint(endpoint: &str) -> Result<(), Error> {
+    match endpoint.split_once("://") {
+        Some(("http", _)) => Ok(()),
+        Some(("https", _)) => Err(Error::invalid(format!(
+            "{endpoint} must begin with http://: nodes do not speak TLS yet, and nothing is sent as if they did"
+        ))),
+        _ => Err(Error::invalid(format!("{endpoint} is no URL such as http://127.0.0.1:9000"))),
     }
 }
 
@@ -167,6 +180,7 @@ impl Client {
             owner: None,
             call_timeout: CALL_TIMEOUT,
             connect_timeout: CALL_TIMEOUT,
+            cluster_id: None,
         }
     }
 
@@ -323,6 +337,9 @@ impl Client {
 
     /// Watches one lock. Events come in order, without gaps or repeats, also across reconnects.
     ///
+    /// It begins now, not when it is first read: whatever this client does from here on is told. If there is no
+    /// connection it begins as soon as there is one.
+    ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
     /// use futures::StreamExt as _;
@@ -349,7 +366,7 @@ impl Client {
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
     /// use futures::StreamExt as _;
     ///
-    /// let mut observations = Box::pin(client.observe("scheduler"));
+    /// let mut observations = client.observe("scheduler");
     /// while let Some(observation) = observations.next().await {
     ///     match observation?.leader {
     ///         Some(leader) => println!("{} leads, at {}", leader.owner_id, leader.value),
@@ -359,8 +376,8 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn observe(&self, election: &str) -> impl Stream<Item = Result<Observation, Error>> + Send + use<> {
-        crate::watch::observe(Arc::clone(&self.inner), election.to_owned())
+    pub fn observe(&self, election: &str) -> Observations {
+        Observations::new(Arc::clone(&self.inner), election.to_owned())
     }
 }
 
@@ -445,14 +462,7 @@ impl Inner {
 
     /// The connection, as soon as there is one.
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
-        let mut state = self.link.state();
-        let connected =
-            tokio::time::timeout_at(deadline, state.wait_for(|state| state.channel.is_some())).await;
-        let channel = connected.ok().and_then(|state| state.ok()?.channel.clone());
-        channel.ok_or_else(|| {
-            let problem = self.link.state().borrow().problem.clone();
-            problem.unwrap_or_else(|| Error::unavailable("no node answers", false))
-        })
+        channel(self.link.state(), deadline).await
     }
 
     /// Makes a single call that may be repeated without harm, until it succeeds or its time is up.
@@ -501,6 +511,19 @@ impl Inner {
             }
         }
     }
+}
+
+/// The connection of a link, as soon as there is one.
+pub(crate) async fn channel(
+    mut link: watch::Receiver<LinkState>,
+    deadline: Instant,
+) -> Result<Channel, Error> {
+    let connected = tokio::time::timeout_at(deadline, link.wait_for(|state| state.channel.is_some())).await;
+    let channel = connected.ok().and_then(|state| state.ok()?.channel.clone());
+    channel.ok_or_else(|| {
+        let problem = link.borrow().problem.clone();
+        problem.unwrap_or_else(|| Error::unavailable("no node answers", false))
+    })
 }
 
 /// A time to live as the service counts it.

@@ -73,27 +73,6 @@ impl Client {
         DetachedLock { client: self.clone(), wish: Wish::new(name.into()), ttl }
     }
 
-    /// Gives back a lock by its numbers: of a [`Detached`] grant, say. With the token, only that very grant
-    /// can be meant.
-    pub async fn release_lock(
-        &self,
-        name: impl Into<String>,
-        lease_id: u64,
-        fencing_token: u64,
-    ) -> Result<(), Error> {
-        let release = ReleaseLockRequest {
-            lock_name: name.into(),
-            lease_id,
-            fencing_token,
-            request_id: random::request_id(),
-            ..ReleaseLockRequest::default()
-        };
-        match self.inner.link.call(Call::ReleaseLock(release), self.inner.call_timeout).await? {
-            Answer::ReleaseLock(_) => Ok(()),
-            _ => Err(Error::unavailable("an answer to another question", true)),
-        }
-    }
-
     /// Starts the time of a lease anew, once; gives its time to live. A [`crate::Session`] does so by itself.
     pub async fn renew_lease(&self, lease_id: u64) -> Result<Duration, Error> {
         let deadline = deadline_in(self.inner.call_timeout);

@@ -85,6 +85,11 @@ impl Leadership {
         self.guard.token()
     }
 
+    /// The same for a signed column of a database; see [`LockGuard::token_i64`].
+    pub fn token_i64(&self) -> i64 {
+        self.guard.token_i64()
+    }
+
     /// Whether you may act as leader now; looks at the clock.
     pub fn is_held(&self) -> bool {
         self.guard.is_held()

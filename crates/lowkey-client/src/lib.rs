@@ -46,6 +46,7 @@ mod engine;
 mod error;
 mod grant;
 mod keeper;
+mod leases;
 mod link;
 mod lock;
 mod members;
@@ -61,12 +62,13 @@ pub use error::{Error, ErrorKind, HeldBy, Lost};
 pub use lock::{Lock, LockGuard};
 pub use lowkey_api::{ApiError, Position, Reason};
 pub use session::{LossCause, Session, SessionStatus};
-pub use watch::{Observation, Watch};
+pub use watch::{Observation, Observations, Watch};
 
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        CheckTokenResponse, EventType, GetLockResponse, GetStatusResponse, LockHolder, LockWaiter, Member,
-        Mode, Scope, Stats, TransferLeaderResponse, WatchEvent,
+        CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease,
+        LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Scope, Stats, TransferLeaderResponse,
+        WatchEvent,
     };
 }

@@ -272,6 +272,20 @@ impl LockGuard {
         self.grant.token
     }
 
+    /// The same for a signed column of a database, such as `BIGINT`. The service never gives a token above
+    /// `i64::MAX`, so this is the same number, and compares in the same way.
+    ///
+    /// ```no_run
+    /// # fn example(guard: &lowkey_client::LockGuard) {
+    /// let update = "UPDATE account SET balance = $1, token = $2 WHERE id = 7 AND token <= $2";
+    /// println!("{update} with {}", guard.token_i64());
+    /// # }
+    /// ```
+    pub fn token_i64(&self) -> i64 {
+        // Never negative: that would be below all others.
+        i64::try_from(self.grant.token).unwrap_or(i64::MAX)
+    }
+
     /// The revision at which it was granted.
     pub fn revision(&self) -> u64 {
         self.grant.revision

@@ -15,11 +15,14 @@ use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{EventType, LockHolder, ObserveEvent, ObserveRequest, WatchEvent, WatchRequest};
 use lowkey_api::{Position, Reason};
+use tokio::sync::watch::Receiver;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Status, Streaming};
 
-use crate::client::{Inner, from_status};
+use crate::client::{Inner, channel, from_status};
 use crate::error::{Error, ErrorKind};
+use crate::link::LinkState;
 use crate::random::Backoff;
 
 /// Nodes send a sign of life every 5 s: one that is silent for longer is not trusted.
@@ -50,21 +53,29 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 pub struct Watch {
     inner: Arc<Inner>,
     request: WatchRequest,
+    /// Under way since it was made; nothing if it begins at a position that is known.
+    opening: Option<Opening>,
     events: Option<BoxStream<'static, Result<WatchEvent, Error>>>,
 }
 
 impl Watch {
     pub(crate) fn of_name(inner: Arc<Inner>, name: String) -> Self {
-        Self { inner, request: WatchRequest { name, ..WatchRequest::default() }, events: None }
+        Self::new(inner, WatchRequest { name, ..WatchRequest::default() })
     }
 
     pub(crate) fn of_prefix(inner: Arc<Inner>, prefix: String) -> Self {
-        Self { inner, request: WatchRequest { prefix, ..WatchRequest::default() }, events: None }
+        Self::new(inner, WatchRequest { prefix, ..WatchRequest::default() })
+    }
+
+    fn new(inner: Arc<Inner>, request: WatchRequest) -> Self {
+        let opening = Some(Opening::start(&inner, request.clone()));
+        Self { inner, request, opening, events: None }
     }
 
     /// Begins with this revision, instead of now.
     #[must_use]
     pub fn from(mut self, revision: u64) -> Self {
+        self.opening = None;
         self.request.from = revision;
         self
     }
@@ -72,10 +83,64 @@ impl Watch {
     /// Begins behind a position that was seen before.
     #[must_use]
     pub fn after(mut self, position: Position) -> Self {
+        self.opening = None;
         self.request.from = 0;
         self.request.after = position.to_string();
         self
     }
+}
+
+/// A watch that is being opened, on the client's own thread: it begins although nobody reads it yet. Given up when
+/// this is dropped.
+struct Opening {
+    opened: JoinHandle<Result<Opened, Error>>,
+}
+
+struct Opened {
+    stream: Streaming<WatchEvent>,
+    /// Up to which revision it was complete when it began.
+    begun_at: Option<u64>,
+}
+
+impl Opening {
+    fn start(inner: &Inner, request: WatchRequest) -> Self {
+        let link = inner.link.state();
+        // What this client changes from now on, it changes after a watch that begins now has begun.
+        let begins_now = request.after.is_empty() && request.from == 0;
+        let mut changes = begins_now.then(|| inner.link.hold_back());
+        let opened = inner.engine.runtime().spawn(async move {
+            let mut backoff = Backoff::new();
+            loop {
+                let outcome = open(link.clone(), request.clone()).await;
+                match outcome {
+                    Err(error) if !is_for_good(&error) => {
+                        tracing::debug!(%error, "a watch cannot begin yet");
+                        changes = None;
+                        sleep(backoff.pause()).await;
+                    }
+                    outcome => {
+                        drop(changes);
+                        return outcome;
+                    }
+                }
+            }
+        });
+        Self { opened }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.opened.abort();
+    }
+}
+
+async fn open(link: Receiver<LinkState>, request: WatchRequest) -> Result<Opened, Error> {
+    let channel = channel(link, Instant::now() + CONNECT_TIME).await?;
+    let opened = LockServiceClient::new(channel).watch(request).await;
+    let response = opened.map_err(|status| from_status(&status))?;
+    let begun_at = begun_at(response.metadata());
+    Ok(Opened { begun_at, stream: response.into_inner() })
 }
 
 impl Stream for Watch {
@@ -87,6 +152,7 @@ impl Stream for Watch {
             let watching = Watching {
                 inner: Arc::clone(&this.inner),
                 request: this.request.clone(),
+                opening: this.opening.take(),
                 stream: None,
                 backoff: Backoff::new(),
                 has_ended: false,
@@ -111,6 +177,7 @@ struct Watching {
     inner: Arc<Inner>,
     /// Where to go on: moved along with what was seen.
     request: WatchRequest,
+    opening: Option<Opening>,
     stream: Option<Streaming<WatchEvent>>,
     backoff: Backoff,
     has_ended: bool,
@@ -139,16 +206,20 @@ impl Watching {
     /// One step: connects, or reads one message. Signs of life are not told.
     async fn advance(&mut self) -> Result<Option<WatchEvent>, Error> {
         let Some(stream) = &mut self.stream else {
-            let channel = self.inner.channel(Instant::now() + CONNECT_TIME).await?;
-            let opened = LockServiceClient::new(channel).watch(self.request.clone()).await;
-            let response = opened.map_err(|status| from_status(&status))?;
-            if let Some(revision) = begun_at(response.metadata())
+            let opening = match &mut self.opening {
+                Some(opening) => opening,
+                none => none.insert(Opening::start(&self.inner, self.request.clone())),
+            };
+            let opened = (&mut opening.opened).await;
+            self.opening = None;
+            let opened = opened.map_err(|_| Error::unavailable("the client has ended", false))??;
+            if let Some(revision) = opened.begun_at
                 && self.request.after.is_empty()
                 && self.request.from == 0
             {
                 self.request.after = Position::whole(revision).to_string();
             }
-            self.stream = Some(response.into_inner());
+            self.stream = Some(opened.stream);
             return Ok(None);
         };
         let event = read(stream.message()).await?;
@@ -202,17 +273,59 @@ pub struct Observation {
     pub revision: u64,
 }
 
-/// Who leads: the present, then every change.
-pub(crate) fn observe(
-    inner: Arc<Inner>,
+/// Who leads an election: the present, then every change. A `Stream`; see [`crate::Client::observe`].
+///
+/// ```no_run
+/// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
+/// use futures::StreamExt as _;
+/// use lowkey_client::Observations;
+///
+/// struct Follower {
+///     observations: Observations,
+/// }
+///
+/// let mut follower = Follower { observations: client.observe("scheduler") };
+/// while let Some(seen) = follower.observations.next().await {
+///     println!("{:?}", seen?.leader);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Observations {
     election: String,
-) -> impl Stream<Item = Result<Observation, Error>> + Send + use<> {
-    let observing =
-        Observing { inner, election, stream: None, backoff: Backoff::new(), last: None, has_ended: false };
-    unfold(observing, |mut observing| async move {
-        let observation = observing.next().await?;
-        Some((observation, observing))
-    })
+    observations: BoxStream<'static, Result<Observation, Error>>,
+}
+
+impl Observations {
+    pub(crate) fn new(inner: Arc<Inner>, election: String) -> Self {
+        let observing = Observing {
+            inner,
+            election: election.clone(),
+            stream: None,
+            backoff: Backoff::new(),
+            last: None,
+            has_ended: false,
+        };
+        let observations = unfold(observing, |mut observing| async move {
+            let observation = observing.next().await?;
+            Some((observation, observing))
+        });
+        Self { election, observations: observations.boxed() }
+    }
+}
+
+impl Stream for Observations {
+    type Item = Result<Observation, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.observations.poll_next_unpin(context)
+    }
+}
+
+impl fmt::Debug for Observations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observations").field("election", &self.election).finish_non_exhaustive()
+    }
 }
 
 struct Observing {

@@ -3,7 +3,9 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use lowkey_client::{Client, LockGuard, LossCause, Session, SessionStatus};
+use futures::StreamExt as _;
+use lowkey_client::api::EventType;
+use lowkey_client::{Client, ErrorKind, LockGuard, LossCause, Session, SessionStatus};
 use rustix::process::Signal;
 use tokio::runtime::Runtime;
 
@@ -262,4 +264,71 @@ async fn a_call_may_take_for_ever() {
     in_time("the release", guard.release()).await.unwrap();
     in_time("the end", session.close()).await.unwrap();
     in_time("the end", client.close()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_begins_when_it_is_made() {
+    let cluster = Cluster::start(3);
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(30)).await.unwrap();
+    for round in 0..20 {
+        let name = format!("w/{round}");
+        let mut watch = client.watch(&name);
+        // Nobody reads it yet.
+        let guard = in_time("the lock", session.lock(&name).try_acquire()).await.unwrap();
+        let event = in_time("its event", watch.next()).await.unwrap().unwrap();
+        assert_eq!((event.r#type(), event.fencing_token), (EventType::Acquired, guard.token()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_told_its_cluster_refuses_every_other() {
+    let (one, other) = (Cluster::start(1), Cluster::start(1));
+    let cluster_id = connect(&one).await.cluster_id();
+    let all = [endpoints(&other), endpoints(&one)].concat();
+    let client =
+        in_time("a connection", Client::builder(all).cluster_id(&cluster_id).connect()).await.unwrap();
+    assert_eq!(client.cluster_id(), cluster_id);
+    let began = std::time::Instant::now();
+    let builder = Client::builder(endpoints(&other)).cluster_id(&cluster_id);
+    let refused = in_time("a refusal", builder.connect()).await.unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::WrongCluster { .. }), "{refused}");
+    assert!(began.elapsed() < Duration::from_secs(5), "time does not make it another cluster");
+    // Nothing is sent to where TLS is expected.
+    let refused = Client::connect(["https://127.0.0.1:9000"]).await.unwrap_err();
+    assert!(
+        matches!(refused.kind(), ErrorKind::Invalid(_)) && refused.to_string().contains("TLS"),
+        "{refused}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_can_be_looked_at_and_ended_from_elsewhere() {
+    let cluster = Cluster::start(1);
+    let (session, guard) = hold(&cluster, "a", 3).await;
+    let client = connect(&cluster).await;
+    let found = in_time("the lease", client.get_lease(session.lease_id())).await.unwrap();
+    let lease = found.lease.unwrap();
+    assert_eq!((lease.ttl_seconds, lease.grant_count), (3, 1));
+    assert!(lease.remaining().is_some_and(|left| left <= Duration::from_secs(3)), "{lease:?}");
+    assert_eq!((found.grants[0].lock_name.as_str(), found.grants[0].fencing_token), ("a", guard.token()));
+    let mine = in_time("the leases", client.list_leases_of(&lease.owner_id)).await.unwrap();
+    assert_eq!(mine.iter().map(|lease| lease.lease_id).collect::<Vec<_>>(), [session.lease_id()]);
+    assert_eq!(in_time("all leases", client.list_leases()).await.unwrap().len(), 1);
+    assert!(client.get("a").await.unwrap().holders[0].remaining().is_some());
+    in_time("its end", client.revoke_lease(session.lease_id(), lease.owner_id)).await.unwrap();
+    assert_eq!(in_time("the loss", guard.lost()).await, LossCause::Gone);
+    // More than fit on a page.
+    let many = client.session(Duration::from_secs(30)).await.unwrap();
+    let guards = (0..1500).map(|number| {
+        let many = many.clone();
+        async move { many.lock(format!("many/{number}")).acquire().await.unwrap() }
+    });
+    let guards: Vec<LockGuard> = futures::stream::iter(guards).buffer_unordered(50).collect().await;
+    let found = in_time("the lease", client.get_lease(many.lease_id())).await.unwrap();
+    let mut tokens: Vec<u64> = found.grants.iter().map(|grant| grant.fencing_token).collect();
+    let mut held: Vec<u64> = guards.iter().map(LockGuard::token).collect();
+    tokens.sort_unstable();
+    held.sort_unstable();
+    assert_eq!(tokens, held);
 }

@@ -309,7 +309,7 @@ async fn watches_and_observers_go_on_after_their_node_is_killed() {
     let client = connect(&cluster).await;
     let (_, from) = client.locks("w/").await.unwrap();
     let mut watch = client.watch_prefix("w/").from(from);
-    let mut observer = Box::pin(client.observe("w/election"));
+    let mut observer = client.observe("w/election");
     assert_eq!(in_time("the present", observer.next()).await.unwrap().unwrap().leader, None);
     let session = client.session(Duration::from_secs(5)).await.unwrap();
     let mut tokens = Vec::new();

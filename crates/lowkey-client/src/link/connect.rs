@@ -44,18 +44,34 @@ pub(super) struct Directory {
     next: usize,
     /// The node that failed last, until another connection is there: others may still take it for the leader.
     avoided: Option<String>,
-    /// Pinned with the first connection.
+    /// Pinned by the program, or with the first connection.
     cluster_id: Option<String>,
+    /// There was a connection.
+    has_met: bool,
+}
+
+/// Why there is no connection.
+pub(super) struct Failed {
+    pub(super) error: Error,
+    /// Time does not change it.
+    pub(super) is_hopeless: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, is_hopeless: false }
+    }
 }
 
 impl Directory {
-    pub(super) fn new(endpoints: Vec<String>) -> Self {
-        Self { given: endpoints.len(), endpoints, next: 0, avoided: None, cluster_id: None }
+    pub(super) fn new(endpoints: Vec<String>, cluster_id: Option<String>) -> Self {
+        Self { given: endpoints.len(), endpoints, next: 0, avoided: None, cluster_id, has_met: false }
     }
 
     /// Remembers the cluster, and where its members are now: any of them will do when this one is gone.
     pub(super) fn met(&mut self, connected: &Connected) {
         self.cluster_id.get_or_insert_with(|| connected.cluster_id.clone());
+        self.has_met = true;
         self.learn(&connected.members, &connected.endpoint);
         self.avoided = None;
     }
@@ -79,15 +95,15 @@ impl Directory {
 
     /// Connects to the first node that answers, or rather to the leader that it names. One that says nothing
     /// does not hold up the next for long.
-    pub(super) fn connect(&self) -> impl Future<Output = Result<Connected, Error>> + use<> {
+    pub(super) fn connect(&self) -> impl Future<Output = Result<Connected, Failed>> + use<> {
         let (before, after) = self.endpoints.split_at(self.next);
         let endpoints: Vec<String> = after.iter().chain(before).cloned().collect();
-        let (cluster_id, avoided) = (self.cluster_id.clone(), self.avoided.clone());
+        let (cluster_id, avoided, has_met) = (self.cluster_id.clone(), self.avoided.clone(), self.has_met);
         async move {
             let mut problem = Error::unavailable("no endpoint was given", false);
             // A node that knows no leader may be cut off from the others: it is better than none.
             let mut spare = None;
-            let (asked, mut wrong_ports) = (endpoints.len(), Vec::new());
+            let (asked, mut wrong_ports, mut foreign) = (endpoints.len(), Vec::new(), 0);
             let mut attempts = FuturesUnordered::new();
             let mut endpoints = endpoints.iter();
             loop {
@@ -107,13 +123,19 @@ impl Directory {
                     Some((endpoint, Err(error))) => {
                         tracing::debug!(endpoint, %error, "no connection");
                         wrong_ports.extend(wrong_port(&error).map(str::to_owned));
+                        foreign += usize::from(matches!(error.kind(), ErrorKind::WrongCluster { .. }));
                         problem = worse(problem, error);
                     }
-                    // Time does not make other ports of them. Those of a cluster that was met before may.
-                    None if asked > 0 && wrong_ports.len() == asked && cluster_id.is_none() => {
-                        return Err(Error::invalid(wrong_ports.join("; ")));
+                    // Time makes neither other ports nor another cluster of them. Those of a cluster that was met before may
+                    // come back.
+                    None if asked > 0 && wrong_ports.len() == asked && !has_met => {
+                        let error = Error::invalid(wrong_ports.join("; "));
+                        return Err(Failed { error, is_hopeless: true });
                     }
-                    None => return spare.ok_or(problem),
+                    None if asked > 0 && foreign == asked && !has_met => {
+                        return Err(Failed { error: problem, is_hopeless: true });
+                    }
+                    None => return spare.ok_or_else(|| problem.into()),
                 }
             }
         }
@@ -323,7 +345,7 @@ mod tests {
 
     #[test]
     fn whoever_knows_one_node_gets_to_know_the_others_and_forgets_those_that_left() {
-        let mut directory = Directory::new(vec!["http://a:1".into()]);
+        let mut directory = Directory::new(vec!["http://a:1".into()], None);
         let mut met = |members: &[&str]| {
             let (calls, _) = mpsc::unbounded_channel();
             directory.met(&Connected {
@@ -347,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_node_that_failed_is_tried_last() {
-        let mut directory = Directory::new(vec!["a".into(), "b".into(), "c".into()]);
+        let mut directory = Directory::new(vec!["a".into(), "b".into(), "c".into()], None);
         directory.avoid_current();
         assert_eq!(directory.next, 1);
         directory.avoid_current();

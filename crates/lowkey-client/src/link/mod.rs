@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 
-use self::connect::{Connected, Directory, Surroundings};
+use self::connect::{Connected, Directory, Failed, Surroundings};
 use self::pending::{Pending, Reply, Waiting};
 use crate::error::Error;
 use crate::random::Backoff;
@@ -46,6 +46,8 @@ const TELL_TIME: Duration = Duration::from_secs(3600);
 const FAREWELL: Duration = Duration::from_secs(5);
 /// A node that says nothing for so long after it was asked something is left for another.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long changes wait for a watch that was made before them to begin.
+const HOLD_BACK_MAX: Duration = Duration::from_secs(1);
 /// What the service takes in one message, less a little for what is around the call.
 const CALL_BYTES_MAX: usize = 64 * 1024 - 64;
 
@@ -68,6 +70,8 @@ pub(crate) struct LinkState {
     pub(crate) cluster_id: String,
     /// Why there is no connection.
     pub(crate) problem: Option<Error>,
+    /// Time does not change it.
+    pub(crate) is_hopeless: bool,
 }
 
 enum Order {
@@ -75,17 +79,22 @@ enum Order {
     GiveUp(u64),
     /// To be answered when nothing is left to be told.
     Flush(oneshot::Sender<()>),
+    HoldBack,
+    LetGo,
 }
 
 impl Link {
     /// A link to one of these endpoints, and the task that makes it: it ends when the last caller's end is
     /// gone and nothing is left to be told.
-    pub(crate) fn new(endpoints: Vec<String>) -> (Self, impl Future<Output = ()> + Send + use<>) {
+    pub(crate) fn new(
+        endpoints: Vec<String>,
+        cluster_id: Option<String>,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(LinkState::default());
         let task = Task {
             orders: receiver,
-            directory: Directory::new(endpoints),
+            directory: Directory::new(endpoints, cluster_id),
             pending: Pending::default(),
             state,
             connection: Connection::None,
@@ -95,6 +104,8 @@ impl Link {
             backoff: Backoff::new(),
             check: None,
             flushes: Vec::new(),
+            holding_back: 0,
+            held_back: Vec::new(),
         };
         (Self { orders, last_number: Arc::default(), state: state_receiver }, task.run())
     }
@@ -150,6 +161,12 @@ impl Link {
         outcome
     }
 
+    /// Changes that are asked for from now on are sent when what this gives is dropped, or after a while.
+    pub(crate) fn hold_back(&self) -> HoldBack {
+        let _ = self.orders.send(Order::HoldBack);
+        HoldBack { orders: self.orders.downgrade() }
+    }
+
     /// Waits until all that was told before has been answered.
     pub(crate) async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
@@ -178,6 +195,20 @@ const FAR_FUTURE: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 /// The moment after this time; one in the far future if that is more than can be counted.
 pub(crate) fn deadline_in(time: Duration) -> Instant {
     Instant::now() + time.min(FAR_FUTURE)
+}
+
+/// Changes that come after it wait while this is there: what comes first is about to begin. Does not keep the link
+/// alive.
+pub(crate) struct HoldBack {
+    orders: mpsc::WeakUnboundedSender<Order>,
+}
+
+impl Drop for HoldBack {
+    fn drop(&mut self) {
+        if let Some(orders) = self.orders.upgrade() {
+            let _ = orders.send(Order::LetGo);
+        }
+    }
 }
 
 /// A call that must be made, and is not answered yet.
@@ -227,11 +258,14 @@ struct Task {
     check: Option<BoxFuture<'static, Surroundings>>,
     /// Who waits until nothing is left to be told.
     flushes: Vec<oneshot::Sender<()>>,
+    /// How many hold changes back, and which those are.
+    holding_back: usize,
+    held_back: Vec<u64>,
 }
 
 enum Connection {
     None,
-    Connecting(BoxFuture<'static, Result<Connected, Error>>),
+    Connecting(BoxFuture<'static, Result<Connected, Failed>>),
     /// After a failed attempt: not before this.
     Pausing(Instant),
     Open(Box<Connected>),
@@ -240,7 +274,7 @@ enum Connection {
 /// What woke the task.
 enum News {
     Order(Option<Order>),
-    Connected(Result<Connected, Error>),
+    Connected(Result<Connected, Failed>),
     Answer(Option<Result<SessionAnswer, tonic::Status>>),
     Checked(Surroundings),
     Time,
@@ -322,6 +356,9 @@ impl Task {
         match order {
             Order::Call(number, waiting) => {
                 self.pending.insert(number, *waiting);
+                if self.holding_back > 0 && self.pending.hold_back(number, Instant::now() + HOLD_BACK_MAX) {
+                    self.held_back.push(number);
+                }
                 self.send(number);
             }
             Order::GiveUp(number) => {
@@ -330,6 +367,16 @@ impl Task {
                 }
             }
             Order::Flush(done) => self.flushes.push(done),
+            Order::HoldBack => self.holding_back += 1,
+            Order::LetGo => {
+                self.holding_back -= 1;
+                if self.holding_back == 0 {
+                    for number in std::mem::take(&mut self.held_back) {
+                        self.pending.let_go(number);
+                        self.send(number);
+                    }
+                }
+            }
         }
     }
 
@@ -346,7 +393,7 @@ impl Task {
         }
     }
 
-    fn connected(&mut self, outcome: Result<Connected, Error>) {
+    fn connected(&mut self, outcome: Result<Connected, Failed>) {
         match outcome {
             Ok(connected) => {
                 tracing::debug!(endpoint = connected.endpoint, "connected");
@@ -356,6 +403,7 @@ impl Task {
                     endpoint: connected.endpoint.clone(),
                     cluster_id: connected.cluster_id.clone(),
                     problem: None,
+                    is_hopeless: false,
                 });
                 self.heard_at = Instant::now();
                 self.latency = Duration::ZERO;
@@ -366,9 +414,12 @@ impl Task {
                     self.send(number);
                 }
             }
-            Err(error) => {
+            Err(Failed { error, is_hopeless }) => {
                 self.pending.note_problem(&error);
-                self.state.send_modify(|state| state.problem = Some(error));
+                self.state.send_modify(|state| {
+                    state.problem = Some(error);
+                    state.is_hopeless = is_hopeless;
+                });
                 self.connection = Connection::Pausing(Instant::now() + self.backoff.pause());
             }
         }

@@ -100,7 +100,7 @@ impl Waiting {
 }
 
 fn changes_something(call: &Call) -> bool {
-    !matches!(call, Call::GetLock(_) | Call::RenewLeases(_))
+    !matches!(call, Call::GetLock(_) | Call::GetLease(_) | Call::RenewLeases(_))
 }
 
 /// Invariants:
@@ -141,6 +141,24 @@ impl Pending {
             self.retries.remove(&(retry_at, number));
         }
         Some(waiting)
+    }
+
+    /// Puts a new call off if it changes something; tells whether it does.
+    pub(super) fn hold_back(&mut self, number: u64, until: Instant) -> bool {
+        let Some(waiting) = self.calls.get_mut(&number).filter(|waiting| changes_something(&waiting.call))
+        else {
+            return false;
+        };
+        waiting.retry_at = Some(until);
+        self.retries.insert((until, number))
+    }
+
+    /// A call that was held back may be sent.
+    pub(super) fn let_go(&mut self, number: u64) {
+        let held_back = self.calls.get_mut(&number).filter(|waiting| waiting.sent_at.is_none());
+        if let Some(retry_at) = held_back.and_then(|waiting| waiting.retry_at.take()) {
+            self.retries.remove(&(retry_at, number));
+        }
     }
 
     /// The call as it is to be sent now, if it is not to wait. On a slow way, which takes so long, patience is
