@@ -327,6 +327,7 @@ impl goldenscript::Runner for Runner {
                     cluster: ClusterId([8; 16]),
                     node: node(name, Some(*identity), None, None)?,
                     unix_minutes: *unix_minutes,
+                    spread: 0,
                     quarantine: !at_once,
                 };
                 let (state, member) =

@@ -168,6 +168,7 @@ impl LostCluster {
             cluster,
             node: NodeInfo { identity: Some(identity), command_version: COMMAND_VERSION, ..info },
             unix_minutes: unix_ms() / 60_000,
+            spread: u32::from_le_bytes(random_bytes()?),
             quarantine,
         };
         let founding = survivor.begin_anew(beginning).map_err(|_| StartError::NotRecovered {

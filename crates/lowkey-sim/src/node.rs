@@ -121,8 +121,13 @@ fn founding(plan: &Plan) -> Founding {
     if !plan.recovered {
         return found(CLUSTER, node_info(1));
     }
-    let beginning =
-        NewBeginning { cluster: CLUSTER, node: node_info(1), unix_minutes: 1_000, quarantine: true };
+    let beginning = NewBeginning {
+        cluster: CLUSTER,
+        node: node_info(1),
+        unix_minutes: 1_000,
+        spread: 0,
+        quarantine: true,
+    };
     begin_anew(&State::new(CLUSTER), 7, beginning).expect("counters go that far")
 }
 

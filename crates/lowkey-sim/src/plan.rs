@@ -117,7 +117,7 @@ impl Plan {
 
     /// Drawn apart, so that worlds without failing syncs are what they were before there were any.
     fn with_failing_syncs(mut self, seed: u64) -> Self {
-        let random = &mut Random::new(seed ^ 0x6673_796e_63);
+        let random = &mut Random::new(seed ^ 0x0066_7379_6e63);
         if random.one_in(3) {
             self.faults.sync_failure_nanos = random.between(5, 40) * SECOND;
         }

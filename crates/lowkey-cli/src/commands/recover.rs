@@ -137,6 +137,10 @@ fn what_is_found(path: &Path, about: &Lost, at_once: bool, what_follows: &str) -
 WARNING: this gives the cluster up. It is for one case only: most of its nodes are lost for good, so that it will
 never have a majority again. If {others} can be started again, start them instead.
 
+Do this on ONE survivor only. It asks nobody, and cannot know of a recovery elsewhere: two survivors that are recovered
+separately are two clusters, and both grant the same locks. Their tokens differ, almost certainly; which are the higher
+ones is not defined if both were recovered in the same minute, or by clocks that disagree.
+
 {what_follows}:
   {node_name} begins a NEW cluster, alone, with a new id. All leases, locks and places in line are dropped.
   Fencing tokens go on far above every one that was ever granted.
@@ -164,7 +168,7 @@ The files of before are in {kept}; remove them when you are sure.
 What to do next:
   1. Start the node, with the same flags as before.
 {waiting}  2. Never start another node of the old cluster with the data that it has: it would look for its old peers,
-     in vain. Empty its data directory, then start it with --join and this node's gRPC address.
+     in vain. Never recover another one either: that would be a second cluster, which grants the same locks. Empty its data directory, then start it with --join and this node's gRPC address.
   3. Restart all clients: they stay with the cluster that they began with, and refuse this one.
   4. What your locks protect sees higher fencing tokens from now on, and refuses the old ones.",
         path = path.display(),

@@ -128,7 +128,7 @@ async fn the_last_of_three_begins_a_new_cluster() {
     // A second time there is nothing to be done.
     assert!(refused(&run(&directory, &[YES])).contains("has lost no quorum"));
 
-    let unix_minutes = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 60;
+    let unix_minutes = unix_minutes();
     let mut survivor = cluster.nodes.pop().unwrap();
     survivor.start_ready();
     let status = survivor.status().unwrap();
@@ -187,6 +187,50 @@ async fn the_last_of_three_begins_a_new_cluster() {
     assert!(number(&next["fencingToken"]) > token, "{next}");
     cluster.nodes[2].start_ready();
     cluster.wait_whole();
+}
+
+fn unix_minutes() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 60
+}
+
+/// A mistake that is easily made: each of two survivors is made a cluster of its own, in the same minute.
+#[test]
+fn two_survivors_recovered_in_the_same_minute_give_different_tokens() {
+    let (mut cluster, grants) = lost_cluster();
+    let highest = number(&grants[4]["fencingToken"]);
+    let mut survivors = cluster.nodes.split_off(1);
+    let untouched: Vec<PathBuf> =
+        survivors.iter().map(|node| node.data_dir.with_extension("untouched")).collect();
+    for (node, kept) in survivors.iter().zip(&untouched) {
+        copy(&node.data_dir, kept);
+    }
+    // Again if a minute ends in between.
+    loop {
+        let minute = unix_minutes();
+        for node in &survivors {
+            done(&run(&node.data_dir, &[YES, AT_ONCE]));
+        }
+        if unix_minutes() == minute {
+            break;
+        }
+        for (node, kept) in survivors.iter().zip(&untouched) {
+            std::fs::remove_dir_all(&node.data_dir).unwrap();
+            copy(kept, &node.data_dir);
+        }
+    }
+    let begun: Vec<(Value, Value)> = survivors
+        .iter_mut()
+        .map(|node| {
+            node.start_ready();
+            (node.status().unwrap()["clusterId"].clone(), acquire(node, "lock-0"))
+        })
+        .collect();
+    let [(one_id, one), (other_id, other)] = &begun[..] else { panic!("{begun:?}") };
+    assert_ne!(one_id, other_id);
+    for field in ["fencingToken", "leaseId", "revision"] {
+        assert_ne!(one[field], other[field], "{field}: {one} {other}");
+        assert!(number(&one[field]) > highest && number(&other[field]) > highest, "{field}: {one} {other}");
+    }
 }
 
 #[test]

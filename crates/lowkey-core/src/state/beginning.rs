@@ -4,8 +4,12 @@
 //! So nothing of what is held is carried over, and what must never come twice is moved far beyond all that the lost
 //! majority can have reached:
 //!
-//! - **Tokens and leases** go on at `max(old + 2^32, unix_minutes · 2^32)`. The first term covers a clock that is
-//!   wrong, the second one a survivor that is far behind: nobody makes 2^32 grants in a minute.
+//! - **Tokens and leases** go on at `max(old + 2^32, unix_minutes · 2^32) + spread`. The first term covers a clock that is
+//!   wrong, the second one a survivor that is far behind: nobody makes 2^31 grants in a minute.
+//! - **The spread** is random, below 2^31. Two survivors of one cluster may both be recovered, in the same minute, and
+//!   neither knows of the other: without it both would grant the same tokens. It takes half of a minute's numbers, so
+//!   that a recovery in a later minute still lies above all that one of an earlier minute can have granted. Whatever
+//!   begins at a later minute, in place of any of them, lies above them too.
 //! - **Revisions** jump in the same way, so that every position that a watcher of before may have lies below the first
 //!   one of the new cluster, and is answered as compacted.
 //! - **Leases, locks, waits and remembered requests** are dropped. Their owners cannot talk to the new cluster: clients
@@ -33,6 +37,8 @@ pub struct NewBeginning {
     pub node: NodeInfo,
     /// The wall clock, in minutes since 1970.
     pub unix_minutes: u64,
+    /// Random: all but its lowest bit keeps two beginnings within one minute apart.
+    pub spread: u32,
     /// Grant nothing until a leader has waited for the longest time to live.
     pub quarantine: bool,
 }
@@ -44,10 +50,12 @@ pub struct CountersSpent;
 impl State {
     /// The first state of a new cluster that takes the place of this one, and the number of its only node.
     pub fn begin_anew(&self, beginning: NewBeginning) -> Result<(Self, MemberId), CountersSpent> {
-        let NewBeginning { cluster, node, unix_minutes, quarantine } = beginning;
+        let NewBeginning { cluster, node, unix_minutes, spread, quarantine } = beginning;
         let floor = unix_minutes.checked_mul(STEP).ok_or(CountersSpent)?;
+        let spread = u64::from(spread >> 1);
         let raised = |old: u64| {
             let counter = old.checked_add(STEP).ok_or(CountersSpent)?.max(floor);
+            let counter = counter.checked_add(spread).ok_or(CountersSpent)?;
             if counter <= COUNTER_MAX { Ok(counter) } else { Err(CountersSpent) }
         };
         let mut state = Self::new(cluster);
@@ -80,8 +88,16 @@ mod tests {
                 command_version: crate::COMMAND_VERSION,
             },
             unix_minutes,
+            spread: 0,
             quarantine: true,
         }
+    }
+
+    /// The counters of a beginning: the last token, lease and revision that count as given.
+    fn counters(unix_minutes: u64, spread: u32) -> [u64; 3] {
+        let beginning = NewBeginning { spread, ..beginning(unix_minutes) };
+        let (state, _) = old().begin_anew(beginning).unwrap();
+        [state.last_token.0, state.last_lease.0, state.revision]
     }
 
     fn old() -> State {
@@ -106,6 +122,21 @@ mod tests {
         // Again, with a clock that went back.
         let (again, member) = state.begin_anew(beginning(5)).unwrap();
         assert_eq!((again.last_token, member), (Token(30_000_001 * STEP), MemberId(5)));
+    }
+
+    #[test]
+    fn two_beginnings_of_one_minute_are_apart_and_a_later_minute_lies_above_both() {
+        const MINUTE: u64 = 30_000_001;
+        let [lowest, highest] = [0, u32::MAX].map(|spread| counters(MINUTE, spread));
+        for (lowest, highest) in lowest.into_iter().zip(highest) {
+            assert_eq!((lowest, highest), (MINUTE * STEP, MINUTE * STEP + STEP / 2 - 1));
+        }
+        // Room for 2^31 grants until then.
+        assert!(counters(MINUTE + 1, 0)[0] > highest[0] + STEP / 2);
+        // Epochs that are claimed in a store are multiples of 1024 minutes, the next one from now on.
+        assert!(MINUTE.next_multiple_of(1024) * STEP > highest[0] + STEP / 2);
+        // With a clock that is behind, too.
+        assert_eq!(counters(0, 2)[0], counters(0, 0)[0] + 1);
     }
 
     #[test]

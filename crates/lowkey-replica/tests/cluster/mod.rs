@@ -201,8 +201,13 @@ impl Cluster {
         let node = self.node(id)?;
         let survivor = Survivor::read(CLUSTER, MemberId(id), &node.disk.found())?;
         let new_id = survivor.state().last_member().0 + 1;
-        let beginning =
-            NewBeginning { cluster: CLUSTER, node: node_info(new_id), unix_minutes: 0, quarantine };
+        let beginning = NewBeginning {
+            cluster: CLUSTER,
+            node: node_info(new_id),
+            unix_minutes: 0,
+            spread: 0,
+            quarantine,
+        };
         let founding = survivor.begin_anew(beginning).map_err(|spent| format!("{spent:?}"))?;
         assert_eq!(founding.member, MemberId(new_id));
         self.tell(format!(
