@@ -386,8 +386,8 @@ async fn noise_on_every_port_ends_its_own_connection_only() {
         for (beginning, rounds) in [
             (vec![], 12),
             (b"GET /v1/status HTTP/1.1\r\n".to_vec(), 4),
-            (b"POST /v1/lease HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n".to_vec(), 4),
-            (b"POST /v1/lease HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(), 4),
+            (b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000\r\n\r\n".to_vec(), 4),
+            (b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(), 4),
             (preface[..10].to_vec(), 4),
             (preface.to_vec(), 12),
             ([&preface[..], settings].concat(), 12),
@@ -421,7 +421,7 @@ async fn connections_that_stay_half_open_are_in_nobodys_way() {
             &b""[..],
             b"G",
             b"GET /v1/status HTTP/1.1\r\nhost:",
-            b"POST /v1/lease HTTP/1.1\r\nhost: x\r\ncontent-length: 34\r\n\r\n{\"owner_id\":",
+            b"POST /v1/lease HTTP/1.1\r\nhost: localhost\r\ncontent-length: 34\r\n\r\n{\"owner_id\":",
             b"PRI * HTTP/2.0\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
         ] {

@@ -371,10 +371,9 @@ async fn what_is_anothers_or_gone_is_refused_and_left_alone() {
         let release = json!({"lock_name": "l", "lease_id": unknown});
         target.assert_refused("/v1/lock/release", release, 403, "NOT_OWNER").await;
     }
-    for path in ["/v1/lease/renew", "/v1/lease/revoke"] {
-        let nobody = json!({"lease_id": 0, "owner_id": "me"});
-        target.assert_refused(path, nobody, 400, "INVALID_LEASE_ID").await;
-    }
+    target.assert_refused("/v1/lease/renew", json!({"lease_id": 0}), 400, "INVALID_LEASE_ID").await;
+    let nobody = json!({"lease_id": 0, "owner_id": "me"});
+    target.assert_refused("/v1/lease/revoke", nobody, 400, "INVALID_LEASE_ID").await;
     let nothing = json!({"lock_name": "l"});
     target.assert_refused("/v1/lock/release", nothing, 400, "INVALID_LEASE_ID").await;
     let no_owner = json!({"lock_name": "l", "acquire_request_id": "r"});
@@ -498,12 +497,51 @@ async fn values_of_the_wrong_kind_are_told_by_their_field() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_no_call_has_changes_nothing() {
+    let mut target = Target::start();
+    let lease = target.lease("o").await;
+    let grant = target
+        .assert_ok("/v1/lock/acquire", json!({"lock_name": "guarded", "owner_id": "o", "lease_id": lease}))
+        .await;
+    let token: u64 = grant["fencingToken"].as_str().unwrap().parse().unwrap();
+    let wrong = token + 1;
+    for (body, reason) in [
+        (format!(r#"{{"lock_name":"guarded","lease_id":{lease},"fencing_tokn":{wrong}}}"#), "UNKNOWN_FIELD"),
+        (
+            format!(
+                r#"{{"lock_name":"guarded","lease_id":{lease},"fencingToken":{wrong},"fencingToken":null}}"#
+            ),
+            "INVALID_BODY",
+        ),
+        (
+            format!(
+                r#"{{"lock_name":"guarded","lease_id":{lease},"fencing_token":null,"fencingToken":{wrong}}}"#
+            ),
+            "INVALID_BODY",
+        ),
+    ] {
+        target.assert_http_refused("/v1/lock/release", body, 400, reason);
+    }
+    let asked = format!("/v1/lock/release?fencing_token={wrong}");
+    let body = format!(r#"{{"lock_name":"guarded","lease_id":{lease}}}"#);
+    target.assert_http_refused(&asked, body, 400, "UNKNOWN_FIELD");
+    let shared = format!(r#"{{"lock_name":"new","owner_id":"o","lease_id":{lease},"modus":"SHARED"}}"#);
+    target.assert_http_refused("/v1/lock/acquire", shared, 400, "UNKNOWN_FIELD");
+
+    let held = target.node.ok("GET", "/v1/lock?name=guarded", "");
+    assert_eq!(held["holders"][0]["fencingToken"], json!(token.to_string()), "nothing released it");
+    let free = target.node.ok("GET", "/v1/lock?name=new", "");
+    assert_eq!(free["holders"], json!([]), "nobody was granted anything");
+    target.assert_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_is_no_json_object_is_refused() {
     let mut target = Target::start();
     let deep =
         ["[".repeat(10_000), r#"{"a":"#.repeat(10_000), format!("{{\"owner_id\":{}", "[".repeat(10_000))];
     let closed = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-    let not_bodies: [&[u8]; 20] = [
+    let not_bodies: [&[u8]; 23] = [
         b"",
         b" \r\n\t",
         b"{",
@@ -522,6 +560,9 @@ async fn a_body_that_is_no_json_object_is_refused() {
         b"\xef\xbb\xbf{}",
         b"{\"owner_id\":\"a\",\"owner_id\":\"b\",\"ttl_seconds\":10}",
         b"{\"owner_id\":\"a\",\"ownerId\":\"a\",\"ttl_seconds\":10}",
+        b"{\"owner_id\":\"a\",\"owner_id\":null,\"ttl_seconds\":10}",
+        b"{\"owner_id\":null,\"ownerId\":\"a\",\"ttl_seconds\":10}",
+        b"{\"owner_id\":\"a\",\"ttl_seconds\":10,\"request_id\":null,\"request_id\":null}",
         b"{\"owner_id\":\"a\nb\",\"ttl_seconds\":10}",
         b"\0\0\0\0",
     ];
@@ -556,8 +597,7 @@ async fn a_body_may_have_64_kibibytes_and_not_one_more() {
     let mut chunked = format!("{:x}\r\n", 65 * KIBIBYTE).into_bytes();
     chunked.extend(padded(65 * KIBIBYTE));
     chunked.extend(b"\r\n0\r\n\r\n");
-    let head =
-        "POST /v1/lease HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/lease HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
     let mut stream = TcpStream::connect(("127.0.0.1", target.node.ports.http)).unwrap();
     stream.write_all(&[head.as_bytes(), &chunked].concat()).unwrap();
     let mut answer = String::new();
@@ -573,7 +613,7 @@ async fn urls_that_lead_nowhere_are_answered_like_everything_else() {
     for query in [
         "",
         "?",
-        "?lock=a",
+        "?stale=1",
         "?name",
         "?name=",
         "?name=%FF",
@@ -590,6 +630,14 @@ async fn urls_that_lead_nowhere_are_answered_like_everything_else() {
         assert_eq!(outcome(&answer), Err((400, "INVALID_LOCK_NAME".into())), "{query}");
     }
 
+    for query in
+        ["?lock=a", "?name=a&stael=1", "?name=a&lock_name=a", "?=", &format!("?{}=1", "x".repeat(5000))]
+    {
+        let answer = http_with(target.node.ports.http, "GET", &format!("/v1/lock{query}"), "", b"").unwrap();
+        assert_eq!(outcome(&answer), Err((400, "UNKNOWN_FIELD".into())), "{query}");
+        assert!(answer.body.len() < 1000, "{answer:?}");
+    }
+
     for (method, path, status, reason, allow) in [
         ("GET", "/v1", 404, "NO_SUCH_ROUTE", None),
         ("POST", "/v1/lock/acquire/", 404, "NO_SUCH_ROUTE", None),
@@ -601,7 +649,7 @@ async fn urls_that_lead_nowhere_are_answered_like_everything_else() {
         ("DELETE", "/v1/cluster/peers/a%0Ab", 400, "INVALID_NODE_ID", None),
         ("DELETE", "/v1/cluster/peers/%ff", 400, "INVALID_NODE_ID", None),
         ("GET", "/v1/cluster/peers/n1", 405, "METHOD_NOT_ALLOWED", Some("DELETE")),
-        ("GET", "/v1/lease", 405, "METHOD_NOT_ALLOWED", Some("POST")),
+        ("GET", "/v1/lease/renew", 405, "METHOD_NOT_ALLOWED", Some("POST")),
         ("DELETE", "/v1/lock/release", 405, "METHOD_NOT_ALLOWED", Some("POST")),
         ("POST", "/v1/status", 405, "METHOD_NOT_ALLOWED", Some("GET,HEAD")),
         ("BREW", "/v1/lock", 405, "METHOD_NOT_ALLOWED", Some("GET,HEAD")),
@@ -638,7 +686,12 @@ async fn elections_and_checks_are_kept_within_the_limits_of_locks() {
                 _ => true,
             };
             if asked {
-                target.assert_refused(path, request.clone(), 400, reason).await;
+                let mut request = request.clone();
+                // Only a campaign waits.
+                if path != "/v1/election/campaign" {
+                    request.as_object_mut().unwrap().remove("wait_ms");
+                }
+                target.assert_refused(path, request, 400, reason).await;
             }
         }
     }

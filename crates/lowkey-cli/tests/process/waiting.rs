@@ -179,8 +179,11 @@ async fn a_closed_connection_gives_its_place_up_after_five_seconds_and_not_befor
         json!({"lock_name": "door", "owner_id": "by HTTP", "ttl_seconds": 9, "wait_ms": 600_000}).to_string();
     let mut stream = TcpStream::connect(("127.0.0.1", follower.ports.http)).unwrap();
     let length = body.len();
-    write!(stream, "POST /v1/lock/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
-        .unwrap();
+    write!(
+        stream,
+        "POST /v1/lock/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
     assert_eq!(watching.owners(EventType::Waiting, 1).await, ["by HTTP"]);
     let staying = wait_in_line(&Crowd::new(&cluster, 1), "door", 1);
     watching.owners(EventType::Waiting, 1).await;

@@ -34,7 +34,8 @@ async fn post_and_wait(edge: &Edge, (path, body): (&str, &str)) -> TcpStream {
     let before = edge.node.present();
     let mut stream = TcpStream::connect(edge.http).await.unwrap();
     let length = body.len();
-    let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}");
+    let request =
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}");
     stream.write_all(request.as_bytes()).await.unwrap();
     until(|| edge.node.present() == before + 1).await;
     stream
@@ -67,11 +68,11 @@ async fn http_2(address: SocketAddr) -> (SendRequest<Full<Bytes>>, std::net::Tcp
 }
 
 fn post_request((path, body): (&'static str, &'static str)) -> Request<Full<Bytes>> {
-    Request::post(format!("http://x{path}")).body(Full::from(body)).unwrap()
+    Request::post(format!("http://localhost{path}")).body(Full::from(body)).unwrap()
 }
 
 fn get_request(target: &str) -> Request<Full<Bytes>> {
-    Request::get(format!("http://x{target}")).body(Full::default()).unwrap()
+    Request::get(format!("http://localhost{target}")).body(Full::default()).unwrap()
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ async fn a_body_is_json_in_either_casing_whatever_its_content_type() {
     let edge = Edge::start().await;
     for headers in ["", "content-type: application/x-www-form-urlencoded\r\n", "content-type: text/plain\r\n"]
     {
-        for body in [LEASE, r#"{"owner_id":"a","ttl_seconds":"10","surprise":[]}"#] {
+        for body in [LEASE, r#"{"owner_id":"a","ttl_seconds":"10","request_id":null}"#] {
             let lease = edge.post_with("/v1/lease", headers, body).await;
             assert_eq!(lease.text(), r#"{"leaseId":"1","ttlSeconds":"10"}"#, "{headers}{body}");
         }
@@ -104,6 +104,65 @@ async fn a_field_of_the_wrong_kind_is_named() {
 }
 
 #[tokio::test]
+async fn what_a_call_does_not_know_is_refused_before_the_node_sees_it() {
+    let edge = Edge::start().await;
+    edge.post("/v1/lock/acquire", r#"{"lockName":"jobs","ownerId":"a","leaseId":1}"#).await;
+    for (path, body, field, nearest) in [
+        (
+            "/v1/lock/release",
+            r#"{"lockName":"jobs","leaseId":1,"fencing_tokn":8}"#,
+            "fencing_tokn",
+            "fencing_token",
+        ),
+        (
+            "/v1/lock/release",
+            r#"{"lockName":"jobs","leaseId":1,"fencingTokn":8}"#,
+            "fencingTokn",
+            "fencingToken",
+        ),
+        ("/v1/lock/release?fencing_token=8", r#"{"lockName":"jobs","leaseId":1}"#, "fencing_token", ""),
+        (
+            "/v1/lock/acquire",
+            r#"{"lockName":"b","ownerId":"a","leaseId":1,"modus":"SHARED"}"#,
+            "modus",
+            "mode",
+        ),
+        ("/v1/lease/renew", r#"{"leaseId":1,"holds":{"count":1,"digst":"7"}}"#, "holds.digst", "digest"),
+    ] {
+        let refused = edge.post(path, body).await;
+        assert_eq!((refused.status, refused.reason().as_str()), (400, "UNKNOWN_FIELD"), "{path} {body}");
+        let json = refused.json();
+        let metadata = &json["details"][0]["metadata"];
+        assert_eq!(metadata["field"], field, "{body}");
+        assert_eq!(metadata["nearest"].as_str().unwrap_or_default(), nearest, "{body}");
+        let message = json["message"].as_str().unwrap();
+        assert!(message.contains(field) && message.contains(nearest), "{message}");
+    }
+    for body in [
+        r#"{"lockName":"jobs","leaseId":1,"fencingToken":8,"fencingToken":null}"#,
+        r#"{"lockName":"jobs","leaseId":1,"fencingToken":null,"fencingToken":8}"#,
+        r#"{"lockName":"jobs","leaseId":1,"fencing_token":8,"fencingToken":null}"#,
+        r#"{"lockName":"jobs","leaseId":1,"fencing_token":8,"fencingToken":8}"#,
+    ] {
+        let refused = edge.post("/v1/lock/release", body).await;
+        assert_eq!((refused.status, refused.reason().as_str()), (400, "INVALID_BODY"), "{body}");
+    }
+    let lock = edge.get("/v1/lock?name=jobs").await.json();
+    assert_eq!(lock["holders"][0]["ownerId"], "a", "nothing was released");
+
+    for target in
+        ["/v1/lock?name=jobs&stael=1", "/v1/locks?perfix=jobs", "/v1/status?verbose", "/v1/watch?nam=jobs"]
+    {
+        let refused = edge.get(target).await;
+        assert_eq!((refused.status, refused.reason().as_str()), (400, "UNKNOWN_FIELD"), "{target}");
+    }
+    let refused = edge.delete("/v1/cluster/peers/node-2?force=true").await;
+    assert_eq!((refused.status, refused.reason().as_str()), (400, "UNKNOWN_FIELD"));
+    // Probes and scrapes are not the API, and may say what they like.
+    assert_eq!(edge.get("/healthz?from=monitoring").await.status, 200);
+}
+
+#[tokio::test]
 async fn a_body_beyond_the_limit_is_refused_and_the_answer_arrives() {
     let edge = Edge::start().await;
     let body = format!(r#"{{"ownerId":"{}"}}"#, "a".repeat(1024 * 1024));
@@ -111,14 +170,13 @@ async fn a_body_beyond_the_limit_is_refused_and_the_answer_arrives() {
     assert_eq!((refused.status, refused.reason().as_str()), (413, "BODY_TOO_LARGE"));
 
     // The same without an announced length.
-    let head =
-        "POST /v1/lease HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/lease HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunked = format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
     let refused = exchange(edge.http, &chunked).await;
     assert_eq!((refused.status, refused.reason().as_str()), (413, "BODY_TOO_LARGE"));
 
     // Who asks first is told before anything is sent.
-    let head = "POST /v1/lease HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\n";
+    let head = "POST /v1/lease HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n";
     let refused = exchange(edge.http, format!("{head}content-length: 1048576\r\n\r\n")).await;
     assert_eq!((refused.status, refused.reason().as_str()), (413, "BODY_TOO_LARGE"));
 }
@@ -126,9 +184,9 @@ async fn a_body_beyond_the_limit_is_refused_and_the_answer_arrives() {
 #[tokio::test]
 async fn a_body_at_the_limit_is_taken() {
     let edge = Edge::start().await;
-    let rest = r#"{"ownerId":"a","ttlSeconds":10,"surprise":""}"#.len();
+    let rest = r#"{"ownerId":"a","ttlSeconds":10,"requestId":""}"#.len();
     let padding = " ".repeat(64 * 1024 - rest);
-    let body = format!(r#"{{"ownerId":"a","ttlSeconds":10,"surprise":"{padding}"}}"#);
+    let body = format!(r#"{{"ownerId":"a","ttlSeconds":10,"requestId":"{padding}"}}"#);
     assert_eq!(edge.post("/v1/lease", &body).await.status, 200);
     assert_eq!(edge.post("/v1/lease", format!("{body} ")).await.status, 413);
 }
@@ -153,7 +211,7 @@ async fn a_lock_is_asked_for_by_its_escaped_name() {
     let edge = Edge::start().await;
     let lock = edge.get("/v1/lock?name=%2Fjobs%2Fn%C3%BC%20x").await;
     assert_eq!((lock.status, lock.json()["lockName"].as_str()), (200, Some("/jobs/nü x")));
-    for target in ["/v1/lock", "/v1/lock?", "/v1/lock?nom=a", "/v1/lock?name=%ff", "/v1/lock?name=%2"] {
+    for target in ["/v1/lock", "/v1/lock?", "/v1/lock?stale=1", "/v1/lock?name=%ff", "/v1/lock?name=%2"] {
         let refused = edge.get(target).await;
         assert_eq!((refused.status, refused.reason().as_str()), (400, "INVALID_LOCK_NAME"), "{target}");
     }
@@ -208,16 +266,17 @@ async fn unknown_routes_and_methods_are_errors_of_the_usual_form() {
 async fn targets_of_every_form_are_answered() {
     let edge = Edge::start().await;
     for (line, status) in [
-        ("GET http://x/healthz HTTP/1.1", 200),
+        ("GET http://localhost/healthz HTTP/1.1", 200),
         ("HEAD /v1/status HTTP/1.1", 200),
         ("OPTIONS * HTTP/1.1", 404),
         ("OPTIONS /v1/lease HTTP/1.1", 405),
-        ("CONNECT x:80 HTTP/1.1", 404),
+        ("CONNECT localhost:80 HTTP/1.1", 404),
         ("BREW /v1/lease HTTP/1.1", 405),
         ("GET //v1//status HTTP/1.1", 404),
         ("GET /v1/lock?name=%00&&=&name HTTP/1.1", 400),
     ] {
-        let answer = exchange(edge.http, format!("{line}\r\nhost: x\r\nconnection: close\r\n\r\n")).await;
+        let answer =
+            exchange(edge.http, format!("{line}\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
         assert_eq!(answer.status, status, "{line}");
     }
 }

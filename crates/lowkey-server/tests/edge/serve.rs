@@ -23,7 +23,7 @@ async fn connections_beyond_the_limit_are_closed_at_once_and_a_free_place_is_use
     let mut kept = Vec::new();
     for _ in 0..2 {
         let mut stream = TcpStream::connect(edge.http).await.unwrap();
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         assert_eq!(soon(stream.read_u8()).await.unwrap(), b'H');
         kept.push(stream);
     }
@@ -34,7 +34,9 @@ async fn connections_beyond_the_limit_are_closed_at_once_and_a_free_place_is_use
     soon(async {
         loop {
             let mut stream = TcpStream::connect(edge.http).await.unwrap();
-            let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+            let _ = stream
+                .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                .await;
             if read_to_end(&mut stream).await.starts_with(b"HTTP/1.1 200") {
                 break;
             }
@@ -48,7 +50,9 @@ async fn whoever_says_nothing_or_half_of_something_is_closed() {
     let limits = ServeLimits { header_read_timeout: Duration::from_millis(50), ..ServeLimits::default() };
     let edge = Edge::with_limits(limits).await;
     for address in [edge.http, edge.grpc] {
-        for beginning in [&b""[..], b"P", b"PRI * HTTP", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"] {
+        for beginning in
+            [&b""[..], b"P", b"PRI * HTTP", b"GET / HT", b"GET / HTTP/1.1\r\nhost: localhost\r\n"]
+        {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(beginning).await.unwrap();
             read_to_end(&mut stream).await;
@@ -91,9 +95,9 @@ async fn read_settings(stream: &mut TcpStream) -> Vec<(u16, u32)> {
 async fn one_connection_serves_many_requests() {
     let edge = Edge::start().await;
     let mut stream = TcpStream::connect(edge.http).await.unwrap();
-    let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
+    let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
     stream.write_all(&request.repeat(3)).await.unwrap();
-    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
     let answers = String::from_utf8(read_to_end(&mut stream).await).unwrap();
     assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 4, "{answers}");
 }
@@ -103,11 +107,12 @@ async fn on_stop_idle_connections_end_and_what_is_under_way_is_answered() {
     let edge = Edge::start().await;
     let mut idle = TcpStream::connect(edge.http).await.unwrap();
     let mut silent = TcpStream::connect(edge.grpc).await.unwrap();
-    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     assert_eq!(soon(idle.read_u8()).await.unwrap(), b'H');
     let mut busy = TcpStream::connect(edge.http).await.unwrap();
     let body = format!(r#"{{"leaseId":{SLOW_LEASE}}}"#);
-    let head = format!("POST /v1/lease/renew HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head =
+        format!("POST /v1/lease/renew HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     busy.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
     until(|| edge.node.slow_begun.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
 
@@ -127,7 +132,8 @@ async fn on_stop_what_never_ends_is_cut_off() {
     let edge = Edge::with_limits(limits).await;
     let mut busy = TcpStream::connect(edge.http).await.unwrap();
     let body = format!(r#"{{"leaseId":{SLOW_LEASE}}}"#);
-    let head = format!("POST /v1/lease/renew HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head =
+        format!("POST /v1/lease/renew HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
     busy.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
     until(|| edge.node.slow_begun.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
 

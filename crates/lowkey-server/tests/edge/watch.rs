@@ -158,7 +158,8 @@ async fn a_watch_that_makes_no_sense_never_reaches_the_node() {
         ("/v1/election/observe", "", "INVALID_ELECTION"),
         ("/v1/election/observe?election=a&election=a", "", "INVALID_ELECTION"),
     ] {
-        let request = format!("GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
+        let request =
+            format!("GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
         let refused = exchange(edge.http, request).await;
         assert_eq!((refused.status, refused.reason().as_str()), (400, reason), "{target} {headers}");
     }
@@ -241,7 +242,8 @@ async fn grpc_streams_tell_where_they_begin_then_events_then_why_they_end() {
 async fn whoever_asks_for_the_head_alone_leaves_no_stream_behind() {
     let edge = Edge::start().await;
     let answer =
-        exchange(edge.http, "HEAD /v1/watch?name=a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+        exchange(edge.http, "HEAD /v1/watch?name=a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await;
     assert_eq!((answer.status, answer.header("content-type")), (200, "text/event-stream"));
     until(|| edge.node.present() == 0).await;
 }

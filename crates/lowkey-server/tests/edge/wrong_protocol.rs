@@ -29,9 +29,9 @@ async fn grpc_on_the_http_port_is_told_where_grpc_is() {
 async fn http_1_on_the_grpc_port_is_told_where_http_is() {
     let edge = Edge::start().await;
     for request in [
-        "GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-        "POST /v1/lease HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
-        "POST /lowkey.v1.LockService/GetStatus HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+        "GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        "POST /v1/lease HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+        "POST /lowkey.v1.LockService/GetStatus HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
          content-type: application/grpc\r\ncontent-length: 0\r\n\r\n",
     ] {
         let answer = exchange(edge.grpc, request).await;

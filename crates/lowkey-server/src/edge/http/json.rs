@@ -8,8 +8,9 @@ use lowkey_api::v1::{
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::{TTL_SECONDS_MAX, TTL_SECONDS_MIN, WAIT_MS_MAX};
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::error::Category;
 
+use super::strict::{self, Problem, Strict, Unique};
 use crate::edge::shown;
 
 /// A message that can be a request's body.
@@ -60,41 +61,36 @@ pub(super) fn parse<T: JsonRequest>(bytes: &[u8]) -> Result<T, ApiError> {
     if bytes.trim_ascii().is_empty() {
         return Err(refuse_body::<T>("is empty"));
     }
-    serde_json::from_slice(bytes).or_else(|error| parse_with_care(bytes, &error))
-}
-
-/// The second look at a body that did not parse: `null` stands for an absent field, and a single
-/// value of the wrong kind is named.
-fn parse_with_care<T: JsonRequest>(bytes: &[u8], error: &serde_json::Error) -> Result<T, ApiError> {
-    let fields = match serde_json::from_slice(bytes) {
-        Ok(Value::Object(fields)) => fields,
-        Ok(_) => return Err(refuse_body::<T>("must be a JSON object")),
-        Err(_) => return Err(refuse_body::<T>(format_args!("is not JSON: {error}"))),
-    };
-    for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-        let alone = Map::from_iter([(key.clone(), value.clone())]);
-        if T::deserialize(Value::Object(alone)).is_err() {
-            return Err(refuse_field::<T>(key, value));
-        }
+    let Unique(value) = serde_json::from_slice(bytes).map_err(|error| match error.classify() {
+        Category::Data => refuse_body::<T>(error),
+        _ => refuse_body::<T>(format_args!("is not JSON: {error}")),
+    })?;
+    if !value.is_object() {
+        return Err(refuse_body::<T>("must be a JSON object"));
     }
-    if fields.values().any(Value::is_null) {
-        let given = fields.into_iter().filter(|(_, value)| !value.is_null()).collect();
-        if let Ok(message) = T::deserialize(Value::Object(given)) {
-            return Ok(message);
+    T::deserialize(Strict(&value)).map_err(|problem| match problem {
+        Problem::Unknown { field, nearest } => {
+            let advice = format!("a body looks like {}", T::EXAMPLE);
+            strict::unknown_field("the field", &field, nearest, &advice)
         }
-    }
-    // Each field is right by itself, so they do not go together: one was given twice.
-    Err(refuse_body::<T>(error))
+        Problem::Kind { field, value } => refuse_field::<T>(&field, &value),
+        problem => refuse_body::<T>(problem),
+    })
 }
 
 fn refuse_body<T: JsonRequest>(problem: impl std::fmt::Display) -> ApiError {
     ApiError::invalid("body", format_args!("{problem}; it should look like {}", T::EXAMPLE))
 }
 
-fn refuse_field<T: JsonRequest>(key: &str, value: &Value) -> ApiError {
-    let Some(Reason::Invalid(field)) = Reason::invalid_field(key) else {
-        return refuse_body::<T>(format_args!("has a field {} of the wrong kind", shown(key)));
+/// Refuses a value of the wrong kind; `path` is the field that has it, within which others if need be.
+fn refuse_field<T: JsonRequest>(path: &str, value: &str) -> ApiError {
+    let field = path.split('.').next().unwrap_or(path);
+    let Some(Reason::Invalid(field)) = Reason::invalid_field(field) else {
+        return refuse_body::<T>(format_args!("has a field {:?} of the wrong kind", shown(path)));
     };
+    if path.contains('.') {
+        return ApiError::invalid(field, format_args!("{} cannot be {value}", shown(path)));
+    }
     let allowed = match field {
         "ttl_seconds" => format!("must be {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX} seconds"),
         "wait_ms" => format!("must be 0 to {WAIT_MS_MAX} milliseconds"),
@@ -104,7 +100,7 @@ fn refuse_field<T: JsonRequest>(key: &str, value: &Value) -> ApiError {
         "scope" => "must be NAME or SUBTREE".to_owned(),
         _ => "must be a string".to_owned(),
     };
-    ApiError::invalid(field, format_args!("{allowed}, and is {}", shown(&value.to_string())))
+    ApiError::invalid(field, format_args!("{allowed}, and is {value}"))
 }
 
 #[cfg(test)]
@@ -149,8 +145,12 @@ mod tests {
             (r#"{"fencingToken":-1}"#, "0 to 2^64-1"),
         ] {
             let body = body.as_bytes();
-            let error = parse::<AcquireLockRequest>(body).err();
-            let error = error.or_else(|| parse::<CheckTokenRequest>(body).err()).unwrap();
+            let error = match parse::<AcquireLockRequest>(body).unwrap_err() {
+                error if error.reason == Reason::UnknownField => {
+                    parse::<CheckTokenRequest>(body).unwrap_err()
+                }
+                error => error,
+            };
             assert!(error.message.contains(allowed), "{}", error.message);
         }
         let error = parse::<CampaignRequest>(br#"{"waitMs":"abc"}"#).unwrap_err();
@@ -174,24 +174,64 @@ mod tests {
     }
 
     #[test]
-    fn a_field_given_twice_is_refused() {
-        for body in [r#"{"ownerId":"a","ownerId":"b"}"#, r#"{"ownerId":"a","owner_id":"b"}"#] {
-            assert_eq!(refusal(body).reason, Reason::Invalid("body"), "{body}");
+    fn a_field_given_twice_is_refused_also_as_null_and_in_the_other_casing() {
+        for body in [
+            r#"{"ownerId":"a","ownerId":"b"}"#,
+            r#"{"ownerId":"a","owner_id":"b"}"#,
+            r#"{"ownerId":"a","ownerId":null}"#,
+            r#"{"owner_id":null,"owner_id":"a"}"#,
+            r#"{"ownerId":null,"owner_id":"a"}"#,
+            r#"{"ownerId":null,"ownerId":null}"#,
+            r#"{"ownerId":"a","\u006fwnerId":"b"}"#,
+            r#"{"ownerId":"a","leaseId":null,"ownerId":"a"}"#,
+        ] {
+            let error = refusal(body);
+            assert_eq!(error.reason, Reason::Invalid("body"), "{body}");
+            assert!(error.message.contains("twice") && error.message.contains("owner"), "{}", error.message);
         }
     }
 
     #[test]
     fn null_stands_for_an_absent_field() {
-        let body = br#"{"ownerId":"a","leaseId":null,"mode":null,"surprise":null}"#;
+        let body = br#"{"ownerId":"a","leaseId":null,"mode":null}"#;
         let request: AcquireLockRequest = parse(body).expect("null is absent");
         assert_eq!((request.owner_id.as_str(), request.lease_id), ("a", 0));
     }
 
     #[test]
-    fn unknown_fields_are_ignored_however_deep_they_are() {
-        let body = format!(r#"{{"ownerId":"a","surprise":{}{}}}"#, "[".repeat(10_000), "]".repeat(10_000));
-        let request: AcquireLockRequest = parse(body.as_bytes()).expect("ignored");
-        assert_eq!(request.owner_id, "a");
+    fn an_unknown_field_is_named_with_the_nearest_known_one() {
+        for (body, field, nearest) in [
+            (r#"{"modus":"SHARED"}"#, "modus", "mode"),
+            (r#"{"modus":null}"#, "modus", "mode"),
+            (r#"{"lockname":"a"}"#, "lockname", "lockName"),
+            (r#"{"lock_nam":"a"}"#, "lock_nam", "lock_name"),
+        ] {
+            let error = refusal(body);
+            assert_eq!(error.reason, Reason::UnknownField, "{body}");
+            assert_eq!((&*error.metadata["field"], &*error.metadata["nearest"]), (field, nearest));
+            assert!(error.message.contains(&format!("did you mean {nearest}?")), "{}", error.message);
+        }
+        let error = refusal(r#"{"surprise":[]}"#);
+        assert_eq!((error.reason, error.metadata.get("nearest")), (Reason::UnknownField, None));
+        assert!(error.message.contains("lockName"), "{}", error.message);
+    }
+
+    #[test]
+    fn a_refusal_does_not_grow_with_what_was_wrong() {
+        let long = "x".repeat(60_000);
+        let deep = format!(r#"{{"surprise":{}{}}}"#, "[".repeat(10_000), "]".repeat(10_000));
+        for body in [
+            format!(r#"{{"{long}":1}}"#),
+            format!(r#"{{"{long}":1,"{long}":1}}"#),
+            format!(r#"{{"ownerId":"{long}","ownerId":"a"}}"#),
+            format!(r#"{{"mode":{{"{long}":1}}}}"#),
+            format!(r#"{{"mode":"{long}"}}"#),
+            deep,
+        ] {
+            let error = refusal(&body);
+            assert!(error.message.len() < 400, "{}", error.message);
+            assert!(error.metadata.values().all(|value| value.len() < 100), "{error:?}");
+        }
     }
 
     #[test]

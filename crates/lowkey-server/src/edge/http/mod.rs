@@ -1,13 +1,14 @@
 //! The HTTP port: the calls of the gRPC API as JSON, for `curl` and for languages without gRPC.
 //!
-//! A body is read as JSON whatever its content type says, so that a plain `curl -d` works. Errors
-//! have one form on every path, the unknown ones included. What gRPC tells as a stream is told as
-//! server-sent events.
+//! A body is read as JSON whatever its content type says, so that a plain `curl -d` works. One with a field
+//! that is not known, or that is there twice, is refused (`strict`). Errors have one form on every path, the
+//! unknown ones included. What gRPC tells as a stream is told as server-sent events.
 
 pub(super) mod body;
 mod events;
 mod json;
 mod query;
+mod strict;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -123,6 +124,7 @@ async fn remove_peer<N: Node>(
     // The path says all there is to say.
     body::drain(body).await;
     let named = || {
+        query::none(&head.uri)?;
         let Path(node_id) = node_id.map_err(|_| ApiError::invalid("node_id", "must be UTF-8"))?;
         let mut request = RemovePeerRequest { node_id, ..RemovePeerRequest::default() };
         name_by_header(&head.headers, &mut request.request_id)?;
@@ -182,8 +184,8 @@ async fn observe<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
     events::respond(async { node.observe(query::observe(&uri)?).await }.await)
 }
 
-async fn get_status<N: Node>(State(node): State<Arc<N>>) -> Response {
-    respond(Ok(node.get_status()))
+async fn get_status<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
+    respond(query::none(&uri).map(|()| node.get_status()))
 }
 
 async fn readyz<N: Node>(State(node): State<Arc<N>>) -> Response {
@@ -247,6 +249,7 @@ where
     let (head, body) = request.into_parts();
     let decoded = async {
         let bytes = body::read(&head.headers, body).await?;
+        query::none(&head.uri)?;
         let mut message: Req = json::parse(&bytes)?;
         take_idempotency_key(&head.headers, &mut message)?;
         Ok(message)

@@ -1,8 +1,8 @@
 //! The parameters of a URL, and the requests that are made of them.
 //!
 //! Each parameter may be given once, in either casing (`page_size` or `pageSize`), with the usual
-//! escapes. Unknown ones are ignored. One that is not as it must be is refused with the reason of its
-//! field, and the refusal says what is allowed.
+//! escapes. One that the call does not know is refused: it may have been meant to restrict something. One
+//! that is not as it must be is refused with the reason of its field, and the refusal says what is allowed.
 
 use std::str::FromStr;
 
@@ -12,7 +12,9 @@ use lowkey_api::v1::{
     WatchRequest,
 };
 use lowkey_api::{ApiError, Position};
+use serde::de::DeserializeOwned;
 
+use super::strict;
 use crate::edge::shown;
 
 /// The header by which browsers tell the `id:` of the last event that they saw.
@@ -20,7 +22,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// `GET /v1/lock`
 pub(super) fn get_lock(uri: &Uri) -> Result<GetLockRequest, ApiError> {
-    let query = Query::of(uri);
+    let query = Query::of::<GetLockRequest>(uri)?;
     let Some(lock_name) = query.text_for("name", "lock_name")? else {
         return Err(ApiError::invalid("lock_name", "is missing; ask for GET /v1/lock?name=LOCK_NAME"));
     };
@@ -29,7 +31,7 @@ pub(super) fn get_lock(uri: &Uri) -> Result<GetLockRequest, ApiError> {
 
 /// `GET /v1/lease`
 pub(super) fn get_lease(uri: &Uri) -> Result<GetLeaseRequest, ApiError> {
-    let query = Query::of(uri);
+    let query = Query::of::<GetLeaseRequest>(uri)?;
     let Some(lease_id) = query.number("lease_id", "must be a whole number from 1")? else {
         return Err(ApiError::invalid("lease_id", "is missing; ask for GET /v1/lease?lease_id=LEASE"));
     };
@@ -43,7 +45,7 @@ pub(super) fn get_lease(uri: &Uri) -> Result<GetLeaseRequest, ApiError> {
 
 /// `GET /v1/leases`
 pub(super) fn list_leases(uri: &Uri) -> Result<ListLeasesRequest, ApiError> {
-    let query = Query::of(uri);
+    let query = Query::of::<ListLeasesRequest>(uri)?;
     Ok(ListLeasesRequest {
         owner_id: query.text("owner_id")?.unwrap_or_default(),
         page_size: query.page_size()?,
@@ -54,7 +56,7 @@ pub(super) fn list_leases(uri: &Uri) -> Result<ListLeasesRequest, ApiError> {
 
 /// `GET /v1/locks`
 pub(super) fn list_locks(uri: &Uri) -> Result<ListLocksRequest, ApiError> {
-    let query = Query::of(uri);
+    let query = Query::of::<ListLocksRequest>(uri)?;
     Ok(ListLocksRequest {
         prefix: query.text("prefix")?.unwrap_or_default(),
         page_size: query.page_size()?,
@@ -69,7 +71,7 @@ pub(super) fn list_locks(uri: &Uri) -> Result<ListLocksRequest, ApiError> {
 /// counts, and where the URL wanted to begin does not.
 pub(super) fn watch(uri: &Uri, headers: &HeaderMap) -> Result<WatchRequest, ApiError> {
     const FROM: &str = "must be a whole number from 1: the first revision that is wanted";
-    let query = Query::of(uri);
+    let query = Query::of::<WatchRequest>(uri)?;
     let (name, prefix) = (query.text("name")?, query.text("prefix")?);
     if name.is_some() && prefix.is_some() {
         return Err(ApiError::invalid("prefix", "cannot go with name: give one of them"));
@@ -97,13 +99,14 @@ pub(super) fn watch(uri: &Uri, headers: &HeaderMap) -> Result<WatchRequest, ApiE
 
 /// `GET /v1/election/leader`
 pub(super) fn leader(uri: &Uri) -> Result<LeaderRequest, ApiError> {
-    let query = Query::of(uri);
+    let query = Query::of::<LeaderRequest>(uri)?;
     Ok(LeaderRequest { election: query.election("leader")?, stale: query.flag("stale")? })
 }
 
 /// `GET /v1/election/observe`
 pub(super) fn observe(uri: &Uri) -> Result<ObserveRequest, ApiError> {
-    Ok(ObserveRequest { election: Query::of(uri).election("observe")? })
+    let query = Query::of::<ObserveRequest>(uri)?;
+    Ok(ObserveRequest { election: query.election("observe")? })
 }
 
 /// The position in the header Last-Event-ID. An empty one is as good as none.
@@ -128,14 +131,50 @@ fn position(text: String, said_by: &str) -> Result<String, ApiError> {
     }
 }
 
-/// The part of a URL behind the question mark.
+/// A call that takes no parameters: what they were meant to say belongs elsewhere.
+pub(super) fn none(uri: &Uri) -> Result<(), ApiError> {
+    match parameters(uri).next() {
+        None => Ok(()),
+        Some((key, _)) => {
+            Err(unknown(key, &[], "this call takes none: a POST is told everything in its body"))
+        }
+    }
+}
+
+/// What stands in a URL behind the question mark: names, with their escapes, and values.
+fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+fn unknown(key: &str, known: &[&'static str], advice: &str) -> ApiError {
+    let name = decode(key).map_or_else(|| key.into(), |bytes| String::from_utf8_lossy(&bytes).into_owned());
+    strict::unknown_field("the parameter", &name, strict::nearest(&name, known), advice)
+}
+
+/// The parameters of a URL.
 struct Query<'a> {
-    text: &'a str,
+    uri: &'a Uri,
 }
 
 impl<'a> Query<'a> {
-    fn of(uri: &'a Uri) -> Self {
-        Self { text: uri.query().unwrap_or_default() }
+    /// Takes the parameters that are fields of a message, and no others.
+    fn of<T: DeserializeOwned>(uri: &'a Uri) -> Result<Self, ApiError> {
+        let known = || {
+            strict::fields_of::<T>().iter().filter(|field| **field != "lockName").map(|field| match *field {
+                // The one parameter that is not called like its field.
+                "lock_name" => "name",
+                field => field,
+            })
+        };
+        match parameters(uri).find(|(key, _)| !known().any(|known| is_named(key, known))) {
+            Some((key, _)) => {
+                let in_snake_case = known().filter(|name| !name.contains(|c: char| c.is_ascii_uppercase()));
+                let advice = format!("the parameters are {}", in_snake_case.collect::<Vec<_>>().join(", "));
+                Err(unknown(key, &known().collect::<Vec<_>>(), &advice))
+            }
+            None => Ok(Self { uri }),
+        }
     }
 
     /// How many of a list are wanted.
@@ -150,8 +189,7 @@ impl<'a> Query<'a> {
 
     /// The parameter `name`, given in snake case, which fills `field`.
     fn text_for(&self, name: &str, field: &'static str) -> Result<Option<String>, ApiError> {
-        let pairs = self.text.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        let mut values = pairs.filter(|(key, _)| is_named(key, name)).map(|(_, value)| value);
+        let mut values = parameters(self.uri).filter(|(key, _)| is_named(key, name)).map(|(_, value)| value);
         let Some(value) = values.next() else { return Ok(None) };
         if values.next().is_some() {
             return Err(ApiError::invalid(field, format_args!("must be given once, as {name}=…")));
@@ -196,20 +234,8 @@ impl<'a> Query<'a> {
 
 /// Whether `key`, as it stands in a URL, is `name` (in snake case) in either casing.
 fn is_named(key: &str, name: &str) -> bool {
-    let Some(key) = decode(key) else { return false };
-    if key == name.as_bytes() {
-        return true;
-    }
-    let mut camel_case = Vec::with_capacity(name.len());
-    let mut words = name.split('_').map(str::as_bytes);
-    camel_case.extend_from_slice(words.next().unwrap_or_default());
-    for word in words {
-        if let [first, rest @ ..] = word {
-            camel_case.push(first.to_ascii_uppercase());
-            camel_case.extend_from_slice(rest);
-        }
-    }
-    key == camel_case
+    let key = decode(key).and_then(|key| String::from_utf8(key).ok());
+    key.is_some_and(|key| strict::is_named(&key, name))
 }
 
 /// Undoes the escapes of a query: `%41` is a byte, and `+` a space. `None` if an escape is broken.
@@ -233,6 +259,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use ::http::HeaderValue;
+    use lowkey_api::Reason;
 
     use super::*;
 
@@ -250,7 +277,7 @@ mod tests {
             ("name=jobs", "jobs"),
             ("name=a%2Fb%2fc", "a/b/c"),
             ("name=a/b=c?d", "a/b=c?d"),
-            ("x=1&name=a+b%2Bc&y", "a b+c"),
+            ("&name=a+b%2Bc&&", "a b+c"),
             ("n%61me=%C3%BC", "ü"),
             ("name=", ""),
             ("name", ""),
@@ -261,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_a_name_is_refused_with_its_field() {
-        for query in ["", "lock=a", "name=%ff", "name=%C3", "name=%", "name=%4", "name=%zz", "name=a&name=b"]
+        for query in ["", "stale=1", "name=%ff", "name=%C3", "name=%", "name=%4", "name=%zz", "name=a&name=b"]
         {
             let error = get_lock(&uri(query)).expect_err(query);
             assert_eq!(error.reason.as_str(), "INVALID_LOCK_NAME", "{query}");
@@ -280,8 +307,35 @@ mod tests {
             assert!(error.message.contains("once"), "{}", error.message);
         }
         for query in ["PageSize=7", "PAGE_SIZE=7", "pagesize=7", "page-size=7", "page_Size=7"] {
-            assert_eq!(list_locks(&uri(query)).unwrap().page_size, 0, "{query} is another parameter");
+            let error = list_locks(&uri(query)).unwrap_err();
+            assert_eq!(error.reason, Reason::UnknownField, "{query}");
+            assert_eq!(error.metadata["nearest"].to_lowercase().replace('_', ""), "pagesize", "{query}");
         }
+    }
+
+    #[test]
+    fn unknown_parameters_are_refused_with_the_nearest_known_one() {
+        for (query, field, nearest) in [
+            ("nam=a", "nam", Some("name")),
+            ("name=a&stael=true", "stael", Some("stale")),
+            ("name=a&n%61m=b", "nam", Some("name")),
+            ("name=a&%ff=b", "\u{fffd}", None),
+            ("name=a&%=b", "%", None),
+            ("name=a&=b", "", None),
+            ("name=a&utterly_different=b", "utterly_different", None),
+        ] {
+            let error = get_lock(&uri(query)).expect_err(query);
+            assert_eq!(error.reason, Reason::UnknownField, "{query}");
+            assert_eq!(error.metadata["field"], field, "{query}");
+            assert_eq!(error.metadata.get("nearest").map(String::as_str), nearest, "{query}");
+            let told =
+                nearest.map_or("the parameters are name, stale".into(), |name| format!("mean {name}?"));
+            assert!(error.message.contains(&told), "{}", error.message);
+        }
+        assert!(none(&uri("")).is_ok() && none(&uri("&&")).is_ok());
+        let error = none(&uri("fencing_token=8")).unwrap_err();
+        assert_eq!(error.reason, Reason::UnknownField);
+        assert!(error.message.contains("in its body"), "{}", error.message);
     }
 
     #[test]
@@ -352,7 +406,8 @@ mod tests {
     fn an_election_is_needed() {
         assert_eq!(leader(&uri("election=e&stale=1")).unwrap().election, "e");
         assert_eq!(observe(&uri("election=e")).unwrap().election, "e");
-        assert_eq!(leader(&uri("name=e")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
+        assert_eq!(leader(&uri("stale=1")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
+        assert_eq!(leader(&uri("name=e")).unwrap_err().reason.as_str(), "UNKNOWN_FIELD");
         assert_eq!(observe(&uri("")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
     }
 }
