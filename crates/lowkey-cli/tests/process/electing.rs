@@ -108,7 +108,7 @@ async fn when_the_leader_dies_the_next_in_line_is_elected_in_time_and_nobody_els
     let links = Links::to(&cluster.nodes);
     let mut watching = links.watch("chief").await;
     let mut observing = Observing::start(&cluster.nodes[(raft_leader + 1) % 3], "chief").await;
-    assert_eq!(observing.next().await, (EventType::Released, None), "nobody leads at first");
+    assert_eq!(observing.next().await, (EventType::Vacant, None), "nobody leads at first");
 
     let renewals = Renewals::default();
     let renewing = tokio::spawn(renew(cluster.nodes[raft_leader].channel(), Arc::clone(&renewals)));
@@ -202,7 +202,7 @@ async fn an_election_is_told_as_it_goes() {
         Observing::start(&cluster.nodes[2], "chief").await,
     ];
     for stream in &mut observing {
-        assert_eq!(stream.next().await, (EventType::Released, None), "the present comes first");
+        assert_eq!(stream.next().await, (EventType::Vacant, None), "the present comes first");
     }
 
     let first = client.campaign(campaign("chief", "one", one)).await.unwrap().into_inner();

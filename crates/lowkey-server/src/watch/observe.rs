@@ -31,7 +31,7 @@ impl Observer {
     /// What to tell next: first the present, then what changes it.
     pub(super) async fn next(&mut self, watcher: &mut Watcher) -> Option<Result<ObserveEvent, ApiError>> {
         if let Some(position) = self.present.take() {
-            let kind = if self.holders.is_empty() { EventType::Released } else { EventType::Acquired };
+            let kind = if self.holders.is_empty() { EventType::Vacant } else { EventType::Acquired };
             return Some(Ok(self.event(kind, position, watcher.in_touch())));
         }
         loop {

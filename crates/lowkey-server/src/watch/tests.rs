@@ -397,7 +397,7 @@ async fn observing_begins_with_the_present_and_follows_the_lead() {
     let election = LockName::parse("e").unwrap();
     world.apply(vec![acquired("e")]).await;
     let mut vacant = world.hub.observe(election.clone(), None, 0).await.unwrap();
-    assert_eq!(told(&next(&mut vacant).await), (EventType::Released, 0, u32::MAX, None));
+    assert_eq!(told(&next(&mut vacant).await), (EventType::Vacant, 0, u32::MAX, None));
     assert_eq!(told(&next(&mut vacant).await), (EventType::Acquired, 1, 0, Some(1)));
 
     let leader = words::lock_holder(&acquired("e"));
@@ -448,7 +448,7 @@ async fn observing_waits_for_the_revision_of_what_it_was_given() {
     assert!(observing.as_mut().now_or_never().is_none());
     world.apply(vec![change(ChangeKind::Freed(Cause::Released), "e", 1)]).await;
     let mut stream = observing.await.unwrap();
-    assert_eq!(told(&next(&mut stream).await), (EventType::Released, 2, u32::MAX, None));
+    assert_eq!(told(&next(&mut stream).await), (EventType::Vacant, 2, u32::MAX, None));
     assert_silent(&mut stream).await;
 }
 
