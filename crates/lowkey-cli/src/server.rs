@@ -1,7 +1,6 @@
 //! `lowkey server`: runs a node until it is told to stop.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,12 +8,13 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use lowkey_core::NodeName;
+use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::{About, Config, Ended, RunningNode, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::address::parse_listen;
+use crate::address::{Listen, parse_listen};
 use crate::exit::{Failure, NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
 use crate::output::say;
 
@@ -38,15 +38,15 @@ pub(crate) struct ServerArgs {
 
     /// Where to listen for the other nodes
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7000", env = "LOWKEY_RAFT_ADDR", value_parser = parse_listen)]
-    raft_addr: SocketAddr,
+    raft_addr: Listen,
 
     /// Where to listen for gRPC; `:9000` means all interfaces
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000", env = "LOWKEY_GRPC_ADDR", value_parser = parse_listen)]
-    grpc_addr: SocketAddr,
+    grpc_addr: Listen,
 
     /// Where to listen for HTTP/JSON
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", env = "LOWKEY_HTTP_ADDR", value_parser = parse_listen)]
-    http_addr: SocketAddr,
+    http_addr: Listen,
 
     /// Where other nodes reach this one, if not where it listens
     #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_RAFT_ADDR")]
@@ -59,6 +59,15 @@ pub(crate) struct ServerArgs {
     /// Where HTTP clients reach this node, if not where it listens
     #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_HTTP_ADDR")]
     advertise_http_addr: Option<String>,
+
+    /// Further names by which clients may reach the HTTP port, or `*` for any; IP addresses, localhost, this machine's name and the
+    /// names of the cluster's nodes are known
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', env = "LOWKEY_HTTP_HOST")]
+    http_host: Vec<HttpHost>,
+
+    /// Other origins whose web pages may use the HTTP port, such as `https://dash.example.com`
+    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',', env = "LOWKEY_HTTP_ORIGIN")]
+    http_origin: Vec<HttpOrigin>,
 
     /// Allow listening beyond loopback: nothing is encrypted, and nobody is asked who they are
     #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new())]
@@ -164,8 +173,12 @@ fn start_logging(args: &ServerArgs) -> Result<(), String> {
 
 /// A port that others can reach without encryption is opened only by someone who means it.
 fn check_exposure(args: &ServerArgs) -> Result<(), String> {
-    let ports =
-        [("--raft-addr", args.raft_addr), ("--grpc-addr", args.grpc_addr), ("--http-addr", args.http_addr)];
+    let ports = [
+        ("--raft-addr", &args.raft_addr),
+        ("--grpc-addr", &args.grpc_addr),
+        ("--http-addr", &args.http_addr),
+    ];
+    let ports = ports.map(|(flag, listen)| (flag, listen.address));
     match ports.into_iter().find(|(_, address)| !address.ip().is_loopback()) {
         Some((flag, address)) if !args.insecure => Err(format!(
             "{flag} {address} can be reached from other machines, and connections are not encrypted; add --insecure if \
@@ -179,17 +192,20 @@ async fn serve(args: ServerArgs) -> Result<(), StartError> {
     let no_signals = |source| StartError::Io { doing: "cannot listen for signals".into(), source };
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let listened = [args.raft_addr.name, args.grpc_addr.name, args.http_addr.name];
     let config = Config {
         node_name: args.node_id,
         data_dir: args.data_dir,
         bootstrap: args.bootstrap,
         join: args.join,
-        raft_listen: args.raft_addr,
-        grpc_listen: args.grpc_addr,
-        http_listen: args.http_addr,
+        raft_listen: args.raft_addr.address,
+        grpc_listen: args.grpc_addr.address,
+        http_listen: args.http_addr.address,
         raft_advertise: args.advertise_raft_addr,
         grpc_advertise: args.advertise_grpc_addr,
         http_advertise: args.advertise_http_addr,
+        http_hosts: args.http_host.into_iter().chain(listened.into_iter().flatten()).collect(),
+        http_origins: args.http_origin,
         leases_max: args.max_leases,
         watch_streams_max: args.max_watch_streams,
         limits: ServeLimits {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use lowkey_core::NodeName;
 
+use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
 
 /// How a node is to run; see the command line for the defaults.
@@ -30,6 +31,10 @@ pub struct Config {
     pub grpc_advertise: Option<String>,
     /// Where HTTP clients reach this node, if that is not where it listens.
     pub http_advertise: Option<String>,
+    /// Names by which the HTTP port is asked, besides those that the node knows by itself.
+    pub http_hosts: Vec<HttpHost>,
+    /// Origins whose web pages may use the HTTP port, besides its own.
+    pub http_origins: Vec<HttpOrigin>,
     /// Leases that may exist at a time.
     pub leases_max: usize,
     /// Watches and observed elections that this node may have at a time.

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::driver::Driver;
+use crate::edge::http::Gate;
 use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
 use crate::error::StartError;
 use crate::inbox::{Event, Inbox};
@@ -284,7 +285,9 @@ fn run(
     let peer_port = tokio::spawn(serve(ports.raft, peer_router, peer_limits, service.parting.subscribe()));
     let grpc_port = edge::grpc::port(Arc::clone(&service), info.http_address.as_str())
         .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
-    let http_router = edge::http::router(Arc::clone(&service), info.grpc_address.as_str());
+    let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
+    let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
+    let http_router = edge::http::router(Arc::clone(&service), info.grpc_address.as_str(), gate);
     let client_ports = [
         tokio::spawn(serve(ports.grpc, grpc_port, config.limits, stop_client_ports.subscribe())),
         tokio::spawn(serve(ports.http, http_router, config.limits, stop_client_ports.subscribe())),

@@ -174,6 +174,8 @@ async fn start_at(
             raft_advertise: None,
             grpc_advertise: None,
             http_advertise: None,
+            http_hosts: vec![],
+            http_origins: vec![],
             leases_max: 1_000_000,
             watch_streams_max: 10_000,
             limits: ServeLimits::default(),

@@ -9,6 +9,7 @@ mod bad_bytes;
 mod bad_input;
 mod bench;
 mod broken_output;
+mod browsers;
 mod cli;
 mod clients;
 mod commands;

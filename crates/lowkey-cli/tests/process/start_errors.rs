@@ -43,6 +43,10 @@ fn a_command_line_that_makes_no_sense_is_refused_in_one_line() {
         (&["--advertise-grpc-addr", "nowhere"], &["--advertise-grpc-addr", "HOST:PORT"]),
         (&["--advertise-raft-addr", "host:0"], &["--advertise-raft-addr", "HOST:PORT"]),
         (&["--advertise-http-addr", "a b:1"], &["--advertise-http-addr", "HOST:PORT"]),
+        (&["--http-host", "locks.example:8080"], &["--http-host", "without a port"]),
+        (&["--http-host", "10.0.0.1"], &["--http-host", "taken anyway"]),
+        (&["--http-origin", "dash.example"], &["--http-origin", "SCHEME://HOST"]),
+        (&["--http-origin", "*"], &["--http-origin", "SCHEME://HOST"]),
     ] {
         let flags = [&["--bootstrap"], flags].concat();
         assert_says(&run_to_end(&mut node(folder.path(), "n1", &flags).command()), USAGE, words);

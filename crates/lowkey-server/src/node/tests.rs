@@ -101,6 +101,8 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         raft_advertise: None,
         grpc_advertise: None,
         http_advertise: None,
+        http_hosts: vec![],
+        http_origins: vec![],
         leases_max: 1_000_000,
         watch_streams_max: 10,
         limits: ServeLimits::default(),

@@ -11,7 +11,7 @@ use lowkey_api::v1::{
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
     GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest,
     LeaderResponse, Lease, ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse,
-    LockHolder, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
+    LockHolder, Member, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
     ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
     ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest,
     TransferLeaderResponse, WatchEvent, WatchRequest,
@@ -51,6 +51,10 @@ pub(crate) struct FakeNode {
     /// The sending ends of all watches and observations, in order.
     pub(crate) watches: Mutex<Vec<Sender<WatchEvent>>>,
     pub(crate) observations: Mutex<Vec<Sender<ObserveEvent>>>,
+    /// The leases that were revoked.
+    pub(crate) revoked: Mutex<Vec<u64>>,
+    /// The members that the status tells of.
+    pub(crate) members: Mutex<Vec<Member>>,
     locks: Mutex<BTreeMap<String, LockHolder>>,
 }
 
@@ -99,6 +103,8 @@ impl FakeNode {
             present: Arc::default(),
             watches: Mutex::default(),
             observations: Mutex::default(),
+            revoked: Mutex::default(),
+            members: Mutex::default(),
             locks: Mutex::default(),
         }
     }
@@ -177,7 +183,8 @@ impl Node for FakeNode {
         Ok(ListLeasesResponse { leases: vec![lease], ..ListLeasesResponse::default() })
     }
 
-    async fn revoke_lease(&self, _request: RevokeLeaseRequest) -> Result<RevokeLeaseResponse, ApiError> {
+    async fn revoke_lease(&self, request: RevokeLeaseRequest) -> Result<RevokeLeaseResponse, ApiError> {
+        self.revoked.lock().unwrap().push(request.lease_id);
         Ok(RevokeLeaseResponse { released: 2 })
     }
 
@@ -290,7 +297,8 @@ impl Node for FakeNode {
     }
 
     fn get_status(&self) -> GetStatusResponse {
-        GetStatusResponse { node_id: "node-1".into(), is_leader: true, ..GetStatusResponse::default() }
+        let members = self.members.lock().unwrap().clone();
+        GetStatusResponse { node_id: "node-1".into(), is_leader: true, members, ..Default::default() }
     }
 
     fn ready(&self) -> Result<(), String> {

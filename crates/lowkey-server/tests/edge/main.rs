@@ -5,6 +5,7 @@
 mod disconnect;
 mod election;
 mod fake;
+mod gate;
 mod grpc;
 mod http;
 mod serve;

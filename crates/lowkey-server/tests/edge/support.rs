@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_server::edge::http::Gate;
 use lowkey_server::edge::serve::{ServeLimits, serve};
 use lowkey_server::edge::{Node, grpc, http};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -32,12 +33,20 @@ impl Edge {
     }
 
     pub(crate) async fn with_limits(limits: ServeLimits) -> Self {
+        Self::with(limits, Gate::new([], [], [])).await
+    }
+
+    pub(crate) async fn behind(gate: Gate) -> Self {
+        Self::with(ServeLimits::default(), gate).await
+    }
+
+    async fn with(limits: ServeLimits, gate: Gate) -> Self {
         let node = Arc::new(FakeNode::new());
         let http_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = http_listener.local_addr().unwrap();
         let grpc = grpc_listener.local_addr().unwrap();
-        let http_router = http::router(Arc::clone(&node), grpc.to_string());
+        let http_router = http::router(Arc::clone(&node), grpc.to_string(), gate);
         let grpc_port = grpc::port(Arc::clone(&node), http.to_string()).unwrap();
         let (http_stop, grpc_stop) = (node.stopping(), node.stopping());
         let served = tokio::spawn(async move {
@@ -62,12 +71,16 @@ impl Edge {
     }
 
     pub(crate) async fn get(&self, target: &str) -> Answer {
-        exchange(self.http, &format!("GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).await
+        exchange(self.http, &format!("GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+            .await
     }
 
     pub(crate) async fn delete(&self, target: &str) -> Answer {
-        exchange(self.http, &format!("DELETE {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
-            .await
+        exchange(
+            self.http,
+            &format!("DELETE {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"),
+        )
+        .await
     }
 
     pub(crate) async fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
@@ -79,7 +92,7 @@ impl Edge {
         let body = body.as_ref();
         let length = body.len();
         let mut request =
-            format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n")
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n")
                 .into_bytes();
         request.extend_from_slice(body);
         exchange(self.http, &request).await
@@ -153,7 +166,7 @@ impl EventSource {
     /// Asks for `target` with further header lines, and reads the answer's head.
     pub(crate) async fn open(address: SocketAddr, target: &str, headers: &str) -> Self {
         let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
-        let request = format!("GET {target} HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+        let request = format!("GET {target} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {

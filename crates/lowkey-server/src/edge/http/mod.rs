@@ -1,11 +1,13 @@
 //! The HTTP port: the calls of the gRPC API as JSON, for `curl` and for languages without gRPC.
 //!
-//! A body is read as JSON whatever its content type says, so that a plain `curl -d` works. One with a field
-//! that is not known, or that is there twice, is refused (`strict`). Errors have one form on every path, the
-//! unknown ones included. What gRPC tells as a stream is told as server-sent events.
+//! A body is read as JSON whatever its content type says, so that a plain `curl -d` works; but a web page
+//! must say that it is, and most pages are not heard at all (`gate`). A body with a field that is not known, or
+//! that is there twice, is refused (`strict`). Errors have one form on every path, the unknown ones included.
+//! What gRPC tells as a stream is told as server-sent events.
 
 pub(super) mod body;
 mod events;
+mod gate;
 mod json;
 mod query;
 mod strict;
@@ -30,15 +32,16 @@ use lowkey_api::v1::{
 use lowkey_api::{ApiError, Reason};
 use serde::Serialize;
 
+pub use self::gate::{Gate, HttpHost, HttpOrigin};
 use self::json::JsonRequest;
 use super::{Dialect, Node, envelope, shown};
 
 /// The header that may carry a request's id instead of its body.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The routes of the HTTP port. `grpc_address` is where this node serves gRPC: told to those who
-/// come here with it.
-pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Router {
+/// The routes of the HTTP port, behind their [`Gate`]. `grpc_address` is where this node serves gRPC:
+/// told to those who come here with it.
+pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>, gate: Gate) -> Router {
     let grpc_address: Arc<str> = grpc_address.into();
     let welcome = welcome(&grpc_address);
     Router::new()
@@ -66,6 +69,7 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>) -> Route
         .route("/readyz", get(readyz::<N>))
         .route("/metrics", get(metrics::<N>))
         .fallback(no_such_route)
+        .layer(middleware::from_fn_with_state((Arc::new(gate), Arc::clone(&node)), gate::gate::<N>))
         .layer(middleware::from_fn_with_state(grpc_address, no_grpc))
         .layer(middleware::from_fn_with_state(Arc::clone(&node), envelope::<N>))
         .with_state(node)
