@@ -33,38 +33,13 @@ enum Step {
     Kill,
     /// The process stops cleanly and starts again.
     Stop,
-    /// The n-th sync from here fails, or the n-th change of the directory, and with it the process, unless it is about
-    /// the next segment. The next start may fail in the same way, and find that the page cache has forgotten.
-    Fail {
+    /// The n-th sync from here fails, and with it the process, unless it is about the next segment. The next start
+    /// may fail in the same way, and find that the page cache has forgotten.
+    FailSync {
         n: u64,
-        failure: Failure,
+        fails_again_at: u64,
+        evicts: bool,
     },
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Failure {
-    is_directory: bool,
-    /// Where the next start fails, too; 0 if it does not.
-    fails_again_at: u64,
-    evicts: bool,
-}
-
-impl Failure {
-    fn strike(self, disk: &SimDisk, n: u64) {
-        if self.is_directory {
-            disk.fail_directory(n, ErrorKind::Other);
-        } else {
-            disk.fail_sync(n, ErrorKind::Other);
-        }
-    }
-}
-
-fn failure() -> impl Strategy<Value = Failure> {
-    (any::<bool>(), 0..6u64, any::<bool>()).prop_map(|(is_directory, fails_again_at, evicts)| Failure {
-        is_directory,
-        fails_again_at,
-        evicts,
-    })
 }
 
 fn draw() -> impl Strategy<Value = Draw> {
@@ -84,7 +59,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Job),
         1 => Just(Step::Kill),
         1 => Just(Step::Stop),
-        1 => (1..4u64, failure()).prop_map(|(n, failure)| Step::Fail { n, failure }),
+        1 => (1..4u64, 0..4u64, any::<bool>()).prop_map(|(n, fails_again_at, evicts)| {
+            Step::FailSync { n, fails_again_at, evicts }
+        }),
     ]
 }
 
@@ -129,8 +106,8 @@ struct World {
     /// Operations on disks that are gone.
     operations: u64,
     crash_at: Option<u64>,
-    /// What was told to fail.
-    failure: Option<Failure>,
+    /// What the last failing sync brings with it.
+    failure: Option<(u64, bool)>,
 }
 
 impl World {
@@ -178,8 +155,10 @@ impl World {
         }
         for step in steps {
             match (self.step(step), self.failure.take()) {
-                // Only one operation has failed: the machine is up.
-                (Err(_), Some(failure)) if self.disk.list().is_ok() => self.go_on_after_failure(failure)?,
+                // Only the sync has failed: the machine is up.
+                (Err(_), Some((fails_again_at, evicts))) if self.disk.list().is_ok() => {
+                    self.go_on_after_failure(fails_again_at, evicts)?;
+                }
                 (done, failure) => {
                     done?;
                     self.failure = failure;
@@ -190,26 +169,19 @@ impl World {
     }
 
     /// The next process starts from what the page cache shows; that is safe once it has been given back.
-    fn go_on_after_failure(&mut self, failure: Failure) -> Result<(), WalError> {
-        self.forget(failure);
-        let mut given_back = None;
-        if failure.fails_again_at > 0 {
-            failure.strike(&self.disk, failure.fails_again_at);
-            given_back = open(&self.disk).ok().map(|(_, recovered)| recovered.groups);
-            self.forget(failure);
-        }
-        self.come_back()?;
-        let found = self.models[0].logs();
-        assert!(given_back.is_none_or(|given_back| given_back == found), "it was given back once");
-        Ok(())
-    }
-
-    /// The process ends, and its page cache may forget.
-    fn forget(&mut self, failure: Failure) {
+    fn go_on_after_failure(&mut self, fails_again_at: u64, evicts: bool) -> Result<(), WalError> {
         self.switch(self.disk.kill());
-        if failure.evicts {
+        if evicts {
             self.disk.evict();
         }
+        if fails_again_at > 0 {
+            self.disk.fail_sync(fails_again_at, ErrorKind::Other);
+            if open(&self.disk).is_err() && self.disk.list().is_ok() && evicts {
+                self.disk.evict();
+            }
+            self.switch(self.disk.kill());
+        }
+        self.come_back()
     }
 
     fn step(&mut self, step: &Step) -> Result<(), WalError> {
@@ -233,9 +205,9 @@ impl World {
                 self.switch(self.disk.kill());
                 return self.reopen(false);
             }
-            Step::Fail { n, failure } => {
-                failure.strike(&self.disk, *n);
-                self.failure = Some(*failure);
+            Step::FailSync { n, fails_again_at, evicts } => {
+                self.disk.fail_sync(*n, ErrorKind::Other);
+                self.failure = Some((*fails_again_at, *evicts));
             }
             Step::Stop => {
                 wal.close()?;
@@ -305,7 +277,7 @@ fn survives_every_crash(steps: &[Step], seed: u64) {
         let _ = world.run(steps);
         if world.disk.list().is_ok() {
             // What a failed sync leaves is up to the seed, and so is what is done after it.
-            assert!(steps.iter().any(|step| matches!(step, Step::Fail { .. })), "no crash at {crash_at}");
+            assert!(steps.iter().any(|step| matches!(step, Step::FailSync { .. })), "no crash at {crash_at}");
             continue;
         }
         // A second one soon after, often while the first is still being repaired.

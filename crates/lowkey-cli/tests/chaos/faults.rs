@@ -26,6 +26,8 @@ const OUTAGE_MAX_NANOS: u64 = 15 * SECOND;
 pub(crate) const PROMISED_NANOS: u64 = 2 * SECOND;
 /// How long a run waits for service before it gives up.
 const PATIENCE_NANOS: u64 = 90 * SECOND;
+/// How late a single path is at most.
+pub(crate) const PATH_DELAY_MAX_MS: u64 = 3_000;
 /// How a node ends that finds its files damaged.
 const DAMAGED: i32 = 69;
 
@@ -512,6 +514,27 @@ fn between(size: usize, so: impl Fn(usize, usize) -> bool) -> Vec<Way> {
             _ => false,
         })
         .collect()
+}
+
+/// Paths are late by more than a client waits, each on its own: of one client to one node, or back. What is
+/// sent next arrives after the client asked elsewhere, or gave up. Gives back how often, when it is told to
+/// stop.
+pub(crate) async fn delay_paths(net: &Net, seed: u64, until: u64) -> BTreeMap<String, u64> {
+    let mut random = Random::new(seed);
+    let mut counts = BTreeMap::new();
+    while now() < until {
+        tokio::time::sleep(Duration::from_millis(random.between(30, 250))).await;
+        let paths = net.paths_of_clients();
+        if paths.is_empty() {
+            continue;
+        }
+        let path = random.pick(&paths);
+        let is_there = !random.one_in(4);
+        path.hold_back(is_there, random.between(500, PATH_DELAY_MAX_MS));
+        let name = if is_there { "one path late, to a node" } else { "one path late, from a node" };
+        *counts.entry(name.to_owned()).or_default() += 1;
+    }
+    counts
 }
 
 /// The other lane: small things that go wrong all the time. Gives back how often, when it is told to stop.

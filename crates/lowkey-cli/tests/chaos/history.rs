@@ -34,11 +34,31 @@ pub(crate) enum Asked {
     /// A release that names the acquire.
     GiveUp {
         lock: LockName,
+        acquire: String,
     },
     Revoke {
         lease: LeaseId,
     },
-    Renew,
+    Renew {
+        lease: LeaseId,
+    },
+    /// What a lease holds, after a renewal said that it is something else.
+    Look {
+        lease: LeaseId,
+    },
+    /// A release by somebody else than the holder.
+    ForceRelease {
+        lock: LockName,
+        token: Token,
+    },
+    /// The end of a lease by somebody else than its owner.
+    ForceRevoke {
+        lease: LeaseId,
+    },
+    /// A command under `lowkey run`.
+    Run {
+        lock: LockName,
+    },
     Get {
         lock: LockName,
         stale: bool,
@@ -58,7 +78,11 @@ impl Asked {
             Self::Release { .. } => "release",
             Self::GiveUp { .. } => "give up",
             Self::Revoke { .. } => "revoke",
-            Self::Renew => "renew",
+            Self::Renew { .. } => "renew",
+            Self::Look { .. } => "look at a lease",
+            Self::ForceRelease { .. } => "release by force",
+            Self::ForceRevoke { .. } => "revoke by force",
+            Self::Run { .. } => "lowkey run",
             Self::Get { stale: false, .. } => "get",
             Self::Get { stale: true, .. } => "get, stale",
             Self::List { stale: false, .. } => "list",
@@ -69,7 +93,11 @@ impl Asked {
     pub(crate) fn lock(&self) -> Option<&LockName> {
         match self {
             Self::Acquire { claim } => Some(&claim.lock),
-            Self::Release { lock, .. } | Self::GiveUp { lock } | Self::Get { lock, .. } => Some(lock),
+            Self::Release { lock, .. }
+            | Self::GiveUp { lock, .. }
+            | Self::ForceRelease { lock, .. }
+            | Self::Run { lock }
+            | Self::Get { lock, .. } => Some(lock),
             _ => None,
         }
     }
@@ -130,6 +158,50 @@ pub(crate) struct Belief {
     pub(crate) token: Token,
     pub(crate) from: u64,
     pub(crate) until: u64,
+    /// How often it renewed and said what it holds, if it did so all the time: such a client must notice
+    /// a release by force.
+    pub(crate) renews_every: Option<u64>,
+}
+
+/// An acknowledged renewal that said what the client holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) sent: u64,
+    /// Not later than this.
+    pub(crate) acknowledged: u64,
+}
+
+/// A client has no guard any more for what a request was, or will be, granted; its session lives on.
+#[derive(Clone, Debug)]
+pub(crate) struct LetGo {
+    pub(crate) owner: String,
+    pub(crate) lease: LeaseId,
+    pub(crate) request: String,
+    pub(crate) at: u64,
+}
+
+/// A write that was refused though the writer believed.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) at: u64,
+    pub(crate) token: Token,
+    pub(crate) violation: Violation,
+}
+
+/// A line that something below `lowkey run` wrote to a file, where every line is added to the end.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) token: Token,
+    /// Just before it was written.
+    pub(crate) at: u64,
+}
+
+/// What was written under a lock of `lowkey run`, in the order of the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Written {
+    pub(crate) lock: LockName,
+    pub(crate) ttl_nanos: u64,
+    pub(crate) lines: Vec<Line>,
 }
 
 /// What one watcher saw, over all its streams.
@@ -173,6 +245,17 @@ pub(crate) struct History {
     /// What was found while it happened, and when.
     pub(crate) found: Vec<(u64, Violation)>,
     pub(crate) writes: BTreeMap<&'static str, u64>,
+    /// By lease, in the order of time.
+    pub(crate) renewals: BTreeMap<LeaseId, Vec<Renewal>>,
+    pub(crate) let_go: Vec<LetGo>,
+    pub(crate) refused: Vec<Refused>,
+    pub(crate) written: Vec<Written>,
+    /// When a `lowkey run` of a lock stood still.
+    pub(crate) stopped: Vec<(LockName, u64, u64)>,
+    /// What was done to `lowkey run`.
+    pub(crate) harmed: BTreeMap<&'static str, u64>,
+    /// Neither nodes nor paths were broken: what is due at a time is done by then.
+    pub(crate) is_calm: bool,
 }
 
 pub(crate) fn lock_name(text: &str) -> LockName {

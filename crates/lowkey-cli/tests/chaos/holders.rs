@@ -1,6 +1,7 @@
 //! Clients that contend for locks over plain gRPC. They count their validity as R6 and R7 say, write to
 //! the protected resources while they believe, renew, and end in every way that a client can end: by a
-//! release, by revoking the lease, by silence, or by letting the lease lapse.
+//! release, by revoking the lease, by silence, or by letting the lease lapse. A renewal says what they hold,
+//! so that they hear of a release by force; and a lease goes on in use after an acquire was given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +9,8 @@ use std::time::Duration;
 use lowkey_api::Reason;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{
-    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, ReleaseLockRequest, RenewLeaseRequest,
-    RevokeLeaseRequest,
+    AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, GetLeaseRequest, Holds, ReleaseLockRequest,
+    RenewLeaseRequest, RevokeLeaseRequest,
 };
 use lowkey_api::validity::Validity;
 use lowkey_core::{LeaseId, LockName, Mode, Scope, Token};
@@ -17,7 +18,9 @@ use lowkey_sim::judge::{Claim, Random};
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
-use crate::history::{Answer, Asked, Belief, Call, MILLISECOND, Outcome, SECOND, granted, lock_name, now};
+use crate::history::{
+    Answer, Asked, Belief, Call, LetGo, MILLISECOND, Outcome, Renewal, SECOND, granted, lock_name, now,
+};
 use crate::stage::{ATTEMPT, Links, NAMES, Stage, Told};
 
 /// How long one attempt of a call that waits may take: then another node is asked, with the same id.
@@ -39,6 +42,10 @@ struct Holder {
     requests: u64,
     /// Nothing if every acquire makes its own.
     lease: Option<Lease>,
+    /// The acquires that it gave up.
+    given_up: Vec<String>,
+    /// Its paths may be late.
+    is_proxied: bool,
 }
 
 /// What a client wants to hold.
@@ -54,8 +61,20 @@ struct Wish {
 enum End {
     /// It was held for as long as it was wanted.
     Wanted,
-    /// The client's own count ran out, or the lease is gone.
+    /// The client's own count ran out.
     Lost,
+    /// It was told that the grant, or the lease, is gone.
+    Gone,
+}
+
+/// What came of a renewal.
+#[derive(PartialEq, Eq)]
+enum Renewed {
+    Yes,
+    /// Nobody answered: it can be tried again.
+    Unknown,
+    /// The grant, or the lease, is gone.
+    Gone,
 }
 
 /// One life after another until the run is over.
@@ -65,12 +84,14 @@ pub(crate) async fn hold_and_release(stage: Arc<Stage>, number: usize, seed: u64
         if stage.is_over() {
             return;
         }
-        let mut links = stage.links(number);
+        let is_proxied = number % 2 == 1;
+        let mut links = if is_proxied { stage.proxied_links(number) } else { stage.links(number) };
         links.move_anywhere(&mut random);
         let owner = format!("h{number}-{life}");
         let seed = random.between(0, u64::MAX);
         let stage = Arc::clone(&stage);
-        let mut holder = Holder { stage, random: Random::new(seed), links, owner, requests: 0, lease: None };
+        let mut holder = Holder::new(stage, Random::new(seed), links, owner);
+        holder.is_proxied = is_proxied;
         holder.live().await;
         sleep(Duration::from_millis(random.between(5, 150))).await;
     }
@@ -81,7 +102,7 @@ pub(crate) async fn hold_and_release(stage: Arc<Stage>, number: usize, seed: u64
 pub(crate) async fn keep(stage: Arc<Stage>) {
     let links = stage.links(0);
     let owner = "keeper".to_owned();
-    let mut keeper = Holder { stage, random: Random::new(0), links, owner, requests: 0, lease: None };
+    let mut keeper = Holder::new(stage, Random::new(0), links, owner);
     while keeper.lease.is_none() && !keeper.stage.is_over() {
         keeper.make_lease(600).await;
     }
@@ -101,11 +122,24 @@ pub(crate) async fn keep(stage: Arc<Stage>) {
     for (claim, token, from) in beliefs {
         let until = now();
         let (owner, token) = (keeper.owner.clone(), Token(token));
-        keeper.stage.believed(Belief { owner, claim, token, from, until });
+        keeper.stage.believed(Belief { owner, claim, token, from, until, renews_every: None });
     }
 }
 
 impl Holder {
+    fn new(stage: Arc<Stage>, random: Random, links: Links, owner: String) -> Self {
+        Self {
+            stage,
+            random,
+            links,
+            owner,
+            requests: 0,
+            lease: None,
+            given_up: Vec::new(),
+            is_proxied: false,
+        }
+    }
+
     fn next_request(&mut self) -> String {
         self.requests += 1;
         format!("{}-{}", self.owner, self.requests)
@@ -208,8 +242,8 @@ impl Holder {
         let wish = self.wish();
         let request = self.request(&wish);
         let makes_lease = self.lease.is_none();
-        // Some lose patience before their wait ends.
-        let patience_ms = match self.random.one_in(5) {
+        // Some lose patience before their wait ends, more of them where a copy may be held back.
+        let patience_ms = match self.random.one_in(if self.is_proxied { 2 } else { 5 }) {
             true => self.random.between(50, 1_500),
             false => wish.wait_ms as u64 + 4_000,
         };
@@ -287,18 +321,18 @@ impl Holder {
             }
             Told::Nothing(why) => {
                 self.told(&request.request_id, asked, invoked, Outcome::Unknown(why));
-                if !self.random.one_in(3) {
-                    self.give_up(wish, request).await;
+                let is_over = !self.random.one_in(3) && self.give_up(wish, request).await;
+                // Unless it is certain that nothing comes of it, the holder goes on with another lease.
+                if !is_over {
+                    self.lease = None;
                 }
-                // What became of it is not certain: whoever goes on does so with another lease.
-                self.lease = None;
             }
         }
         None
     }
 
-    /// R10: ends the wait, or the grant, whichever there is.
-    async fn give_up(&mut self, wish: &Wish, acquire: &AcquireLockRequest) {
+    /// R10: ends the wait, or the grant, whichever there is; true if that is certain.
+    async fn give_up(&mut self, wish: &Wish, acquire: &AcquireLockRequest) -> bool {
         let request_id = self.next_request();
         let request = ReleaseLockRequest {
             lock_name: acquire.lock_name.clone(),
@@ -318,7 +352,15 @@ impl Holder {
             Told::No(error) => Outcome::No(error),
             Told::Nothing(why) => Outcome::Unknown(why),
         };
-        self.told(&request_id, Asked::GiveUp { lock: wish.lock.clone() }, invoked, outcome);
+        let is_over = matches!(outcome, Outcome::Yes(_));
+        let acquire = acquire.request_id.clone();
+        if let Some(lease) = self.lease.as_ref().filter(|_| is_over) {
+            let (owner, lease) = (self.owner.clone(), LeaseId(lease.id));
+            self.stage.let_go(LetGo { owner, lease, request: acquire.clone(), at: now() });
+        }
+        self.given_up.push(acquire.clone());
+        self.told(&request_id, Asked::GiveUp { lock: wish.lock.clone(), acquire }, invoked, outcome);
+        is_over
     }
 
     fn valid_until(&self) -> u64 {
@@ -328,7 +370,8 @@ impl Holder {
     /// Acts as holder for a while, then ends in one way or another; false if the life is over.
     async fn hold(&mut self, grant: &AcquireLockResponse, claim: &Claim) -> bool {
         // R7: an answer that is old by now is worth nothing before a renewal.
-        if now() >= self.valid_until() && !self.renew().await {
+        let token = Token(grant.fencing_token);
+        if now() >= self.valid_until() && self.renew(token).await != Renewed::Yes {
             return false;
         }
         let from = now();
@@ -338,20 +381,22 @@ impl Holder {
         let neglects = self.random.one_in(8);
         let longest = if self.random.one_in(8) { 4_000 } else { 700 };
         let wanted_until = from + self.random.between(5, longest) * MILLISECOND;
-        let token = Token(grant.fencing_token);
+        let ttl_nanos = self.ttl_nanos();
         let end = self.work(claim, token, wanted_until, neglects).await;
         let dies = self.random.one_in(8);
         let until = match end {
             // Who dies without a word could have acted for as long as its count runs.
             End::Lost => self.valid_until(),
+            End::Gone => now(),
             End::Wanted if dies => self.valid_until(),
             // R9: belief ends before the release is sent.
             End::Wanted => now().min(self.valid_until()),
         };
         let (owner, claim) = (self.owner.clone(), claim.clone());
         let (lock, late) = (claim.lock.clone(), claim.clone());
-        self.stage.believed(Belief { owner, claim, token, from, until });
-        if matches!(end, End::Lost) || dies {
+        let renews_every = (!neglects && !dies).then_some(ttl_nanos / 3);
+        self.stage.believed(Belief { owner, claim, token, from, until, renews_every });
+        if !matches!(end, End::Wanted) || dies {
             // As a process that was paused writes late; the token decides.
             sleep(Duration::from_millis(self.random.between(1, 3_000))).await;
             self.stage.write(&late, token, &mut self.random, || now() < until);
@@ -370,7 +415,7 @@ impl Holder {
     }
 
     async fn work(&mut self, claim: &Claim, token: Token, until: u64, neglects: bool) -> End {
-        let ttl_nanos = self.lease.as_ref().map_or(1, |lease| lease.ttl_seconds) as u64 * SECOND;
+        let ttl_nanos = self.ttl_nanos();
         let mut renew_at = now() + ttl_nanos / 3;
         loop {
             let time = now();
@@ -383,44 +428,90 @@ impl Holder {
             let valid_until = self.valid_until();
             self.stage.write(claim, token, &mut self.random, || now() < valid_until);
             if time >= renew_at && !neglects {
-                match self.renew().await {
-                    true => renew_at = now() + ttl_nanos / 3,
-                    false if self.lease.is_none() => return End::Lost,
-                    false => {}
+                match self.renew(token).await {
+                    Renewed::Yes => renew_at = now() + ttl_nanos / 3,
+                    Renewed::Gone => return End::Gone,
+                    Renewed::Unknown => {}
                 }
             }
             sleep(Duration::from_millis(self.random.between(10, 60))).await;
         }
     }
 
-    /// Renews once; true if it was acknowledged.
-    async fn renew(&mut self) -> bool {
-        let Some(id) = self.lease.as_ref().map(|lease| lease.id) else { return false };
+    fn ttl_nanos(&self) -> u64 {
+        self.lease.as_ref().map_or(1, |lease| lease.ttl_seconds) as u64 * SECOND
+    }
+
+    /// Renews once, and says that this is all it holds.
+    async fn renew(&mut self, holding: Token) -> Renewed {
+        let Some(id) = self.lease.as_ref().map(|lease| lease.id) else { return Renewed::Gone };
         let invoked = now();
         let mut client = self.links.client();
-        let told = self
-            .links
-            .once(RENEWAL_ATTEMPT, client.renew_lease(RenewLeaseRequest { lease_id: id, holds: None }))
-            .await;
-        let (outcome, is_gone) = match told {
-            Told::Yes(_) => {
+        let holds = lowkey_core::Holds::of([holding]);
+        let holds = Some(Holds { count: holds.count, digest: holds.digest });
+        let request = RenewLeaseRequest { lease_id: id, holds };
+        let told = self.links.once(RENEWAL_ATTEMPT, client.renew_lease(request)).await;
+        let asked = Asked::Renew { lease: LeaseId(id) };
+        match told {
+            Told::Yes(answer) => {
                 if let Some(lease) = &mut self.lease {
                     lease.validity.renewed(invoked);
                 }
-                (Outcome::Yes(Answer::Done), false)
+                self.told("", asked, invoked, Outcome::Yes(Answer::Done));
+                self.stage.renewed(LeaseId(id), Renewal { sent: invoked, acknowledged: now() });
+                match answer.holds_differ {
+                    true => self.look(id, holding).await,
+                    false => Renewed::Yes,
+                }
             }
             Told::No(error) => {
                 let is_gone = error.reason == Reason::LeaseNotFound;
-                (Outcome::No(error), is_gone)
+                self.told("", asked, invoked, Outcome::No(error));
+                if !is_gone {
+                    return Renewed::Unknown;
+                }
+                self.lease = None;
+                Renewed::Gone
             }
-            Told::Nothing(why) => (Outcome::Unknown(why), false),
-        };
-        let is_renewed = matches!(outcome, Outcome::Yes(_));
-        self.told("", Asked::Renew, invoked, outcome);
-        if is_gone {
-            self.lease = None;
+            Told::Nothing(why) => {
+                self.told("", asked, invoked, Outcome::Unknown(why));
+                Renewed::Unknown
+            }
         }
-        is_renewed
+    }
+
+    /// What the lease holds instead. A grant of an acquire that was given up is released.
+    async fn look(&mut self, lease_id: u64, holding: Token) -> Renewed {
+        let invoked = now();
+        let request = GetLeaseRequest { lease_id, ..GetLeaseRequest::default() };
+        let call = |mut client: LockServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.get_lease(request).await }
+        };
+        let asked = Asked::Look { lease: LeaseId(lease_id) };
+        let grants = match self.links.insist(Duration::from_secs(1), RENEWAL_ATTEMPT, call).await {
+            Told::Yes(answer) => {
+                self.told("", asked, invoked, Outcome::Yes(Answer::Done));
+                answer.grants
+            }
+            Told::No(error) => {
+                let is_gone = error.reason == Reason::LeaseNotFound;
+                self.told("", asked, invoked, Outcome::No(error));
+                return if is_gone { Renewed::Gone } else { Renewed::Unknown };
+            }
+            Told::Nothing(why) => {
+                self.told("", asked, invoked, Outcome::Unknown(why));
+                return Renewed::Unknown;
+            }
+        };
+        let orphans = grants.iter().filter(|grant| self.given_up.contains(&grant.acquire_request_id));
+        for orphan in orphans.cloned().collect::<Vec<_>>() {
+            self.release(&lock_name(&orphan.lock_name), Token(orphan.fencing_token)).await;
+        }
+        match grants.iter().any(|grant| grant.fencing_token == holding.0) {
+            true => Renewed::Yes,
+            false => Renewed::Gone,
+        }
     }
 
     async fn release(&mut self, lock: &LockName, token: Token) {

@@ -5,9 +5,12 @@
 //! that. Every grant shows the id of the request that it answers as its value, so that an event can be
 //! told apart from every other.
 
+mod force;
 mod known;
+mod orphans;
 mod self_test;
 mod story;
+mod written;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,8 +19,10 @@ use lowkey_api::{Position, Reason};
 use lowkey_core::{LeaseId, LockName, LockView, Ticket, Token};
 use lowkey_sim::judge::{Chronicle, Claim, Held, Tokens, Violation, Waiting};
 
+use self::force::Forces;
 use self::known::Known;
 pub(crate) use self::story::around;
+use crate::faults::PATH_DELAY_MAX_MS;
 use crate::history::{
     Answer, Asked, Belief, Call, History, MILLISECOND, Outcome, lock_name, mode, owner, position, scope,
     value,
@@ -26,6 +31,11 @@ use crate::history::{
 /// Holders and waiters that a read of one lock tells, and of each lock in a list.
 const SHOWN_OF_ONE: usize = 1_000;
 const SHOWN_OF_MANY: usize = 10;
+
+/// How long a client may take to act on an answer, on a loaded machine.
+const SLACK_NANOS: u64 = 1_500 * MILLISECOND;
+/// The same where what it asks for, or is told, may be late, and nodes are down.
+const SLACK_OF_PATHS_NANOS: u64 = SLACK_NANOS + PATH_DELAY_MAX_MS * MILLISECOND;
 
 /// A broken promise, and what to look at.
 #[derive(Clone, Debug)]
@@ -65,6 +75,7 @@ struct Judge<'a> {
     granted: HashMap<&'a str, Vec<Token>>,
     /// Where waits of an owner for a lock were cancelled.
     cancelled: HashMap<(&'a str, &'a str), Vec<u64>>,
+    forces: Forces,
     found: Vec<Finding>,
 }
 
@@ -78,6 +89,7 @@ pub(crate) fn judge(history: &History) -> Vec<Finding> {
         grants: BTreeMap::new(),
         granted: HashMap::new(),
         cancelled: HashMap::new(),
+        forces: Forces::new(history),
         found: Vec::new(),
     };
     for (at, violation) in &history.found {
@@ -90,6 +102,11 @@ pub(crate) fn judge(history: &History) -> Vec<Finding> {
     judge.answers();
     judge.beliefs_exclude_each_other();
     judge.nothing_ends_early();
+    judge.writes_in_belief();
+    judge.force_is_noticed();
+    judge.giving_up_is_final();
+    judge.nothing_is_held_by_nobody();
+    judge.commands_end_in_time();
     judge.observers();
     judge.final_states();
     judge.found
@@ -202,7 +219,10 @@ impl<'a> Judge<'a> {
                 let (lock, owner) = (lock.clone(), event.owner.clone());
                 let grant = Grant { lock, owner, lease, claim, revision: at.revision, seen, freed: None };
                 self.grants.insert(token, grant);
-                self.granted.entry(event.value.as_str()).or_default().push(token);
+                // `lowkey run` shows none.
+                if !event.value.is_empty() {
+                    self.granted.entry(event.value.as_str()).or_default().push(token);
+                }
                 outcome
             }
             how @ (EventType::Released | EventType::Expired | EventType::Revoked) => {
@@ -295,7 +315,9 @@ impl<'a> Judge<'a> {
                 }
                 Ok(())
             }
-            (Answer::Done, Asked::Release { token, .. }) => {
+            // The SDK says that all is well when somebody else was quicker.
+            (Answer::Done, Asked::Release { token, .. }) if self.forced(*token).is_some() => Ok(()),
+            (Answer::Done, Asked::Release { token, .. } | Asked::ForceRelease { token, .. }) => {
                 let freed = self.grants.get(token).and_then(|grant| grant.freed.as_ref());
                 match freed {
                     Some(freed) if freed.how == EventType::Released => Ok(()),
@@ -303,7 +325,7 @@ impl<'a> Judge<'a> {
                     None => Err((NAME, format!("the release of token {token} was acknowledged and is lost"))),
                 }
             }
-            (Answer::Done, Asked::Revoke { lease }) => {
+            (Answer::Done, Asked::Revoke { lease } | Asked::ForceRevoke { lease }) => {
                 let held = self.grants.values().find(|grant| grant.lease == *lease && grant.freed.is_none());
                 match held {
                     Some(grant) => Err((NAME, format!("revoked lease {lease} still holds {}", grant.lock))),
@@ -356,8 +378,20 @@ impl<'a> Judge<'a> {
         error: &lowkey_api::ApiError,
         (before, after): (u64, u64),
     ) -> Result<(), (&'static str, String)> {
-        let counted_on = call.counted_on_until.is_some_and(|until| until > call.ended);
+        let was_taken = match &call.asked {
+            Asked::Acquire { claim } => claim.lease.is_some_and(|id| self.forces.is_revoked(id, call.ended)),
+            Asked::Renew { lease } | Asked::Look { lease } => self.forces.is_revoked(*lease, call.ended),
+            Asked::Release { token, .. } => {
+                self.forced(*token).is_some_and(|(force, _)| force.invoked < call.ended)
+            }
+            _ => false,
+        };
+        let counted_on = !was_taken && call.counted_on_until.is_some_and(|until| until > call.ended);
         match (error.reason, &call.asked) {
+            (
+                Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken | Reason::LeaseNotFound,
+                Asked::ForceRelease { .. } | Asked::ForceRevoke { .. },
+            ) => Ok(()),
             (Reason::LeaseNotFound, _) if counted_on => {
                 Err(("expiry", "it was told that its lease is gone while it counted on it".to_owned()))
             }
@@ -407,8 +441,9 @@ impl<'a> Judge<'a> {
     /// Beliefs that exclude each other do not overlap; and nobody is granted what a believer excludes.
     fn beliefs_exclude_each_other(&mut self) {
         let history = self.history;
-        let mut beliefs: Vec<&Belief> =
-            history.beliefs.iter().filter(|belief| belief.from < belief.until).collect();
+        let stands = |belief: &Belief| Belief { until: self.stands_until(belief), ..belief.clone() };
+        let mut beliefs: Vec<Belief> = history.beliefs.iter().map(stands).collect();
+        beliefs.retain(|belief| belief.from < belief.until);
         beliefs.sort_by_key(|belief| belief.from);
         let mut found: Vec<(u64, LockName, String)> = Vec::new();
         let mut grants: Vec<(&Token, &Grant)> = self.grants.iter().collect();
@@ -457,7 +492,7 @@ impl<'a> Judge<'a> {
         let history = self.history;
         for belief in &history.beliefs {
             let freed = self.grants.get(&belief.token).and_then(|grant| grant.freed.as_ref());
-            if let Some(freed) = freed.filter(|freed| freed.seen < belief.until) {
+            if let Some(freed) = freed.filter(|freed| freed.seen < self.stands_until(belief)) {
                 let early = (belief.until - freed.seen) / MILLISECOND;
                 let what = format!(
                     "token {} of {} ended ({:?}, revision {}) {early} ms before its belief did",

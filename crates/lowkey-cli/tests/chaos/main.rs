@@ -8,9 +8,12 @@
 //! LOWKEY_CHAOS_SEED=7 cargo test -p lowkey-cli --test chaos -- --nocapture            # the faults of a seed
 //! ```
 //!
-//! `cluster` and `net` are what is broken, `faults` breaks it, with what `equipment` the machine has;
-//! `holders`, `sdk`, `readers` and `probe` are the clients, `stage` is what they share; `history` is what they
-//! saw, `judge` finds what is wrong with it, and `summary` tells it all.
+//! `LOWKEY_CHAOS_ONLY=run,force` leaves the other faults out: there are `nodes`, `paths`, `run` and `force`.
+//!
+//! `cluster` and `net` are what is broken, `faults` breaks it, with what `equipment` the machine has, and
+//! `meddler` takes locks from their holders; `holders`, `sdk`, `runs`, `readers` and `probe` are the clients,
+//! `stage` is what they share; `history` is what they saw, `judge` finds what is wrong with it, and `summary`
+//! tells it all.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
@@ -23,9 +26,11 @@ mod harness;
 mod history;
 mod holders;
 mod judge;
+mod meddler;
 mod net;
 mod probe;
 mod readers;
+mod runs;
 mod sdk;
 mod stage;
 mod summary;
@@ -42,10 +47,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::cluster::Cluster;
-use crate::faults::{Faults, drizzle};
+use crate::faults::{Faults, delay_paths, drizzle};
 use crate::history::{Asked, Call, Final, History, Outcome, SECOND, granted, lock_name, now, view};
 use crate::probe::{Probes, probe};
 use crate::readers::LAST;
+use crate::sdk::Role;
 use crate::stage::{Stage, Told, channel};
 use crate::summary::Summary;
 
@@ -54,6 +60,7 @@ const PHASE_SECONDS_MAX: u64 = 300;
 const HOLDERS: usize = 14;
 const LOCKERS: usize = 4;
 const CANDIDATES: usize = 3;
+const PATIENT: usize = 3;
 const READERS: usize = 3;
 /// How long each probe takes a breath. The restless ones fill the log, so that there are snapshots.
 const PROBE_PAUSES_MS: &[u64] = &[40, 40, 40, 1, 1];
@@ -67,6 +74,41 @@ fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
 }
 
+/// What is broken in a run.
+#[derive(Clone, Copy, Debug)]
+struct Broken {
+    /// The nodes, and the network between them.
+    nodes: bool,
+    /// Single paths between clients and nodes.
+    paths: bool,
+    /// `lowkey run`.
+    run: bool,
+    /// Locks are taken from their holders.
+    force: bool,
+}
+
+impl Broken {
+    const NOTHING: Self = Self { nodes: false, paths: false, run: false, force: false };
+
+    /// All, or what `LOWKEY_CHAOS_ONLY` names.
+    fn chosen() -> Self {
+        let Ok(only) = std::env::var("LOWKEY_CHAOS_ONLY") else {
+            return Self { nodes: true, paths: true, run: true, force: true };
+        };
+        let mut chosen = Self::NOTHING;
+        for word in only.split(',') {
+            match word {
+                "nodes" => chosen.nodes = true,
+                "paths" => chosen.paths = true,
+                "run" => chosen.run = true,
+                "force" => chosen.force = true,
+                _ => panic!("LOWKEY_CHAOS_ONLY={only}: take some of nodes,paths,run,force"),
+            }
+        }
+        chosen
+    }
+}
+
 #[test]
 fn whatever_breaks_the_promises_do_not() {
     let seconds = number_from("LOWKEY_CHAOS_SECONDS").unwrap_or(20);
@@ -74,11 +116,13 @@ fn whatever_breaks_the_promises_do_not() {
     // As many clusters of three as of five.
     let phases = seconds.div_ceil(PHASE_SECONDS_MAX).max(2).next_multiple_of(2);
     let _turn = TURN.lock();
-    println!("chaos: {seconds} s in {phases} clusters, LOWKEY_CHAOS_SEED={seed}");
+    let broken = Broken::chosen();
+    println!("chaos: {seconds} s in {phases} clusters, LOWKEY_CHAOS_SEED={seed}; {broken:?}");
     let mut summary = Summary::new(seed, seconds);
     for phase in 0..phases {
         let nodes = if phase % 2 == 0 { 3 } else { 5 };
-        play(nodes, seconds / phases, seed.wrapping_mul(1_000_003).wrapping_add(phase), &mut summary);
+        let seed = seed.wrapping_mul(1_000_003).wrapping_add(phase);
+        play(nodes, seconds / phases, seed, broken, &mut summary);
     }
     println!("{summary}");
     assert_eq!(summary.violations(), 0, "promises were broken; LOWKEY_CHAOS_SEED={seed}");
@@ -89,7 +133,7 @@ fn whatever_breaks_the_promises_do_not() {
 #[test]
 fn nodes_whose_clocks_run_too_fast_are_found_out() {
     let _turn = TURN.lock();
-    let (history, was_played) = live(3, 8, 1, |cluster, _, until| {
+    let (history, was_played) = live(3, 8, 1, Broken::NOTHING, |cluster, _, until| {
         for control in &cluster.controls {
             control.falsify_clock(2_000);
         }
@@ -106,16 +150,28 @@ fn nodes_whose_clocks_run_too_fast_are_found_out() {
 }
 
 /// One cluster: chaos, quiet, judgement.
-fn play(nodes: usize, seconds: u64, seed: u64, summary: &mut Summary) {
+fn play(nodes: usize, seconds: u64, seed: u64, broken: Broken, summary: &mut Summary) {
     println!("-- {nodes} nodes for {seconds} s; the time from a fault's end until a probe is through:");
-    let (mut history, found) = live(nodes, seconds, seed, |cluster, probes, until| {
-        let net = Arc::clone(&cluster.net);
-        let drizzling = tokio::spawn(async move { drizzle(&net, nodes, seed ^ 0x5eed, until).await });
+    let (mut history, found) = live(nodes, seconds, seed, broken, |cluster, probes, until| {
+        let mut lanes = JoinSet::new();
+        if broken.nodes {
+            let net = Arc::clone(&cluster.net);
+            lanes.spawn(async move { drizzle(&net, nodes, seed ^ 0x5eed, until).await });
+        }
+        if broken.paths {
+            let net = Arc::clone(&cluster.net);
+            lanes.spawn(async move { delay_paths(&net, seed ^ 0x9a7, until).await });
+        }
         let mut faults = Faults::new(cluster, probes, seed);
-        faults.run(until);
+        match broken.nodes {
+            true => faults.run(until),
+            false => std::thread::sleep(Duration::from_nanos(until.saturating_sub(now()))),
+        }
         let (counts, measured, found) = (faults.counts, faults.measured, faults.found);
         summary.add_faults(counts, measured);
-        summary.add_faults(Handle::current().block_on(drizzling).unwrap(), Vec::new());
+        for counts in Handle::current().block_on(lanes.join_all()) {
+            summary.add_faults(counts, Vec::new());
+        }
         summary.missing.extend(cluster.missing.iter().cloned());
         found
     });
@@ -128,6 +184,7 @@ fn live<T>(
     nodes: usize,
     seconds: u64,
     seed: u64,
+    broken: Broken,
     break_things: impl FnOnce(&mut Cluster, &Probes, u64) -> T,
 ) -> (History, T) {
     let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
@@ -137,7 +194,17 @@ fn live<T>(
     let stage = Stage::new(&cluster);
     let probes = Arc::new(Probes::default());
     let watchers = watch(&runtime, &stage, seed);
-    let crowd = gather(&runtime, &stage, &probes, seed);
+    let mut crowd = gather(&runtime, &stage, &probes, seed);
+    let folder = cluster.folder.path().to_owned();
+    if broken.run {
+        for number in 0..runs::COMMANDS {
+            let seed = seed.wrapping_add(number as u64) ^ 0x2c4;
+            crowd.spawn_on(runs::run(Arc::clone(&stage), number, folder.clone(), seed), runtime.handle());
+        }
+    }
+    if broken.force {
+        crowd.spawn_on(meddler::meddle(Arc::clone(&stage), seed ^ 0xf0c), runtime.handle());
+    }
     let (spectators, felt) = (Arc::clone(&stage), Arc::clone(&probes));
     let scratch = cluster.folder.path().join("scratch");
     let feeler = std::thread::spawn(move || felt.feel_the_load(&spectators, &scratch));
@@ -151,12 +218,15 @@ fn live<T>(
     runtime.block_on(come_to_rest(&stage, &cluster));
     runtime.block_on(collect(watchers, &stage));
     let finals = runtime.block_on(final_states(&cluster));
+    let written = runs::written(&folder);
     drop(cluster);
 
     let (accepted, refused) = stage.writes();
     let mut history: History = std::mem::take(&mut *stage.history());
     history.finals = finals;
     history.writes = [("accepted", accepted), ("refused", refused)].into();
+    history.written = written;
+    history.is_calm = !broken.nodes && !broken.paths;
     (history, outcome)
 }
 
@@ -169,9 +239,10 @@ fn gather(runtime: &Runtime, stage: &Arc<Stage>, probes: &Arc<Probes>, seed: u64
     for number in 0..HOLDERS {
         crowd.spawn_on(holders::hold_and_release(Arc::clone(stage), number, next_seed()), runtime);
     }
-    for number in 0..LOCKERS + CANDIDATES {
-        let is_candidate = number >= LOCKERS;
-        crowd.spawn_on(sdk::run(Arc::clone(stage), number, is_candidate, next_seed()), runtime);
+    let roles = [(Role::Locker, LOCKERS), (Role::Candidate, CANDIDATES), (Role::Patient, PATIENT)];
+    let roles = roles.into_iter().flat_map(|(role, count)| std::iter::repeat_n(role, count));
+    for (number, role) in roles.enumerate() {
+        crowd.spawn_on(sdk::run(Arc::clone(stage), number, role, next_seed()), runtime);
     }
     for number in 0..READERS {
         crowd.spawn_on(readers::read(Arc::clone(stage), number, next_seed()), runtime);
@@ -179,7 +250,8 @@ fn gather(runtime: &Runtime, stage: &Arc<Stage>, probes: &Arc<Probes>, seed: u64
     for number in 0..2 {
         let stage = Arc::clone(stage);
         let observing = async move {
-            let client = sdk::connect(&stage, &format!("observer-{number}")).await;
+            let owner = format!("observer-{number}");
+            let client = sdk::connect(&stage, &owner, Duration::from_secs(4)).await;
             readers::observe(stage, client, number).await;
         };
         crowd.spawn_on(observing, runtime);

@@ -4,12 +4,14 @@
 //! A node's advertised addresses are its proxies'. A proxy learns which node dials by looking for the
 //! connection among the open files of the nodes' processes, so that every pair can be treated on its own,
 //! and each direction of it. What a cut holds back is delivered when it heals, as TCP would, unless the
-//! connection is cut off before.
+//! connection is cut off before. A single connection of a client can be late in one direction: it is the
+//! path of one client to one node. What the client sent before it gave the connection up still arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -40,7 +42,26 @@ pub(crate) struct Weather {
 
 struct Connection {
     ends: Way,
+    path: Arc<Path>,
     relay: AbortHandle,
+}
+
+/// One connection: for how long it holds back what is sent next, there and back, in milliseconds.
+#[derive(Default)]
+pub(crate) struct Path {
+    there_ms: AtomicU64,
+    back_ms: AtomicU64,
+}
+
+impl Path {
+    /// What is sent next is this late, and what follows cannot overtake it.
+    pub(crate) fn hold_back(&self, is_there: bool, ms: u64) {
+        self.way(is_there).store(ms, Ordering::Relaxed);
+    }
+
+    fn way(&self, is_there: bool) -> &AtomicU64 {
+        if is_there { &self.there_ms } else { &self.back_ms }
+    }
 }
 
 /// All proxies.
@@ -63,6 +84,15 @@ impl Net {
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Weather)) {
         self.weather.send_modify(change);
+    }
+
+    /// The connections that clients have at the moment.
+    pub(crate) fn paths_of_clients(&self) -> Vec<Arc<Path>> {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_clients = connections
+            .iter()
+            .filter(|connection| connection.ends.0 == Place::Clients && !connection.relay.is_finished());
+        of_clients.map(|connection| Arc::clone(&connection.path)).collect()
     }
 
     /// Ends connections between places, both ways; gives back how many.
@@ -98,10 +128,11 @@ impl Net {
             // Whoever cannot be found has ended already.
             let Some(dialler) = dialler else { continue };
             let ends = (dialler, Place::Node(node));
-            let relay = tokio::spawn(Arc::clone(&net).relay(stream, ends, upstream));
+            let path = Arc::new(Path::default());
+            let relay = tokio::spawn(Arc::clone(&net).relay(stream, ends, Arc::clone(&path), upstream));
             let mut connections = net.connections.lock().unwrap_or_else(PoisonError::into_inner);
             connections.retain(|connection| !connection.relay.is_finished());
-            connections.push(Connection { ends, relay: relay.abort_handle() });
+            connections.push(Connection { ends, path, relay: relay.abort_handle() });
         }
     }
 
@@ -117,7 +148,7 @@ impl Net {
         })
     }
 
-    async fn relay(self: Arc<Self>, near: TcpStream, (from, to): Way, upstream: u16) {
+    async fn relay(self: Arc<Self>, near: TcpStream, (from, to): Way, path: Arc<Path>, upstream: u16) {
         // A greeting and its answer must both get through.
         let mut weather = self.weather.subscribe();
         let open = weather
@@ -128,21 +159,28 @@ impl Net {
         let Ok(far) = TcpStream::connect(("127.0.0.1", upstream)).await else { return };
         let _ = (near.set_nodelay(true), far.set_nodelay(true));
         let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-        // Either end that closes ends both directions.
-        tokio::select! {
-            () = self.one_way(near_read, far_write, (from, to)) => {}
-            () = self.one_way(far_read, near_write, (to, from)) => {}
+        let there = self.one_way(near_read, far_write, (from, to), &path.there_ms);
+        let back = self.one_way(far_read, near_write, (to, from), &path.back_ms);
+        match from {
+            // What a client sent before it closed is delivered, as TCP would.
+            Place::Clients => drop(tokio::join!(there, back)),
+            // Either end that closes ends both directions.
+            Place::Node(_) => tokio::select! {
+                () = there => {}
+                () = back => {}
+            },
         }
     }
 
-    async fn one_way(&self, from: OwnedReadHalf, to: OwnedWriteHalf, way: Way) {
+    async fn one_way(&self, from: OwnedReadHalf, to: OwnedWriteHalf, way: Way, next_ms: &AtomicU64) {
         const CHUNKS_MAX: usize = 1_024;
         let (sender, mut receiver) = mpsc::channel::<(Instant, Vec<u8>)>(CHUNKS_MAX);
         let weather = self.weather.subscribe();
         let read = async move {
             let mut buffer = vec![0; 16 * 1024];
             while let Ok(count @ 1..) = read_some(&from, &mut buffer).await {
-                let delay = weather.borrow().delay.get(&way).copied().unwrap_or_default();
+                let all_are_late = weather.borrow().delay.get(&way).copied().unwrap_or_default();
+                let delay = all_are_late.max(Duration::from_millis(next_ms.swap(0, Ordering::Relaxed)));
                 if sender.send((Instant::now() + delay, buffer[..count].to_vec())).await.is_err() {
                     return;
                 }

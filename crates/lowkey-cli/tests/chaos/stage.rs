@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use lowkey_api::ApiError;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
-use lowkey_core::{LockName, Token};
+use lowkey_core::{LeaseId, LockName, Token};
 use lowkey_sim::judge::{Claim, Fencing, Random, Write};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use crate::cluster::Cluster;
-use crate::history::{Belief, Call, History, lock_name, now};
+use crate::history::{Belief, Call, History, LetGo, Refused, Renewal, lock_name, now};
 
 /// The names that clients contend for: some below others, some that only look so.
 pub(crate) const NAMES: &[&str] = &["jobs/1", "jobs/2", "tree", "tree/a", "tree/a/b", "tree/ab", "shared"];
@@ -73,9 +73,26 @@ impl Stage {
         self.history().beliefs.push(belief);
     }
 
+    pub(crate) fn renewed(&self, lease: LeaseId, renewal: Renewal) {
+        self.history().renewals.entry(lease).or_default().push(renewal);
+    }
+
+    pub(crate) fn let_go(&self, let_go: LetGo) {
+        self.history().let_go.push(let_go);
+    }
+
     /// Connections of one client, straight to the nodes, in an order of its own.
     pub(crate) fn links(&self, first: usize) -> Links {
-        let mut channels: Vec<Channel> = self.ports.iter().map(|port| channel(*port)).collect();
+        Self::links_to(&self.ports, first)
+    }
+
+    /// The same by the proxies, where a path may be late or cut.
+    pub(crate) fn proxied_links(&self, first: usize) -> Links {
+        Self::links_to(&self.proxied, first)
+    }
+
+    fn links_to(ports: &[u16], first: usize) -> Links {
+        let mut channels: Vec<Channel> = ports.iter().map(|port| channel(*port)).collect();
         let nodes = channels.len();
         channels.rotate_left(first % nodes);
         Links { channels, next: 0, attempts: 0 }
@@ -104,7 +121,7 @@ impl Stage {
         };
         drop(register);
         if let Err(violation) = outcome {
-            self.history().found.push((now(), violation));
+            self.history().refused.push(Refused { at: now(), token, violation });
         }
     }
 

@@ -19,6 +19,8 @@ pub(crate) struct Summary {
     operations: BTreeMap<(&'static str, String), u64>,
     writes: BTreeMap<&'static str, u64>,
     beliefs: u64,
+    /// Written below `lowkey run`.
+    lines: u64,
     events: u64,
     streams: u64,
     compacted: u64,
@@ -39,6 +41,7 @@ impl Summary {
             operations: BTreeMap::new(),
             writes: BTreeMap::new(),
             beliefs: 0,
+            lines: 0,
             events: 0,
             streams: 0,
             compacted: 0,
@@ -69,10 +72,14 @@ impl Summary {
             };
             *self.operations.entry((call.asked.kind(), result)).or_default() += 1;
         }
+        for (name, count) in &history.harmed {
+            *self.faults.entry((*name).to_owned()).or_default() += count;
+        }
         for (name, count) in &history.writes {
             *self.writes.entry(name).or_default() += count;
         }
         self.beliefs += history.beliefs.len() as u64;
+        self.lines += history.written.iter().map(|written| written.lines.len() as u64).sum::<u64>();
         self.observed += history.observed.len() as u64;
         for watched in &history.watched {
             self.events += watched.events.len() as u64;
@@ -146,6 +153,7 @@ impl fmt::Display for Summary {
         for (result, count) in &self.writes {
             writeln!(f, "  {count:>9}  writes to protected resources: {result}")?;
         }
+        writeln!(f, "  {:>9}  lines written below lowkey run", self.lines)?;
         writeln!(f, "  {:>9}  beliefs", self.beliefs)?;
         writeln!(
             f,

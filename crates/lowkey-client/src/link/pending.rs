@@ -78,11 +78,6 @@ impl Waiting {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn call(&self) -> &Call {
-        &self.call
-    }
-
     fn is_told(&self) -> bool {
         matches!(self.reply, Reply::Nobody { .. })
     }

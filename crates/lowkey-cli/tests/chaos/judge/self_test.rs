@@ -8,7 +8,8 @@ use lowkey_sim::judge::{Claim, Violation};
 
 use super::judge;
 use crate::history::{
-    Answer, Asked, Belief, Call, Final, History, Observed, Outcome, SECOND, Watched, lock_name, owner, value,
+    Answer, Asked, Belief, Call, Final, History, LetGo, Line, Observed, Outcome, Refused, Renewal, SECOND,
+    Watched, Written, lock_name, owner, value,
 };
 
 const TIME: u64 = 1_000 * SECOND;
@@ -61,7 +62,14 @@ fn release(lock: &str, token: u64) -> Asked {
 
 fn belief(who: &str, lease: u64, token: u64, seconds: (u64, u64)) -> Belief {
     let (from, until) = (TIME + seconds.0 * SECOND, TIME + seconds.1 * SECOND);
-    Belief { owner: who.to_owned(), claim: claim("a", lease), token: Token(token), from, until }
+    Belief {
+        owner: who.to_owned(),
+        claim: claim("a", lease),
+        token: Token(token),
+        from,
+        until,
+        renews_every: Some(SECOND),
+    }
 }
 
 fn empty(lock: &str) -> LockView {
@@ -263,7 +271,7 @@ fn a_lease_that_ends_early_is_found() {
     assert_found("expiry", |history| history.beliefs[1].until = TIME + 8 * SECOND);
     assert_found("expiry", |history| {
         let gone = Outcome::No(ApiError::new(Reason::LeaseNotFound, ""));
-        let mut renewal = call("y", "", Asked::Renew, (4, 5), gone);
+        let mut renewal = call("y", "", Asked::Renew { lease: LeaseId(2) }, (4, 5), gone);
         renewal.counted_on_until = Some(TIME + 6 * SECOND);
         history.calls.push(renewal);
     });
@@ -328,6 +336,169 @@ fn an_answer_that_nobody_may_give_is_found() {
     assert_found("answers", |history| {
         history.calls[0].outcome = Outcome::No(ApiError::new(Reason::Internal, "oh"));
     });
+}
+
+#[track_caller]
+fn assert_sound(history: &History) {
+    let found = judge(history);
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+fn renewal(lease: u64, sent: u64) -> (LeaseId, Vec<Renewal>) {
+    let sent = TIME + sent * SECOND;
+    (LeaseId(lease), vec![Renewal { sent, acknowledged: sent }])
+}
+
+/// The same, but that the release of `x` at second 3 was not its own; its belief lasts until then and longer.
+fn forced(believed_until: u64) -> History {
+    let mut history = sound();
+    history.calls[2].owner = "meddler".to_owned();
+    history.calls[2].asked = Asked::ForceRelease { lock: lock_name("a"), token: Token(1) };
+    history.beliefs[0].until = TIME + believed_until * SECOND;
+    history
+}
+
+#[test]
+fn a_holder_may_believe_until_its_next_renewal_if_its_lock_is_taken_by_force() {
+    let mut history = forced(5);
+    history.renewals.extend([renewal(1, 4)]);
+    let violation = Violation { invariant: "fencing", what: "a token".to_owned() };
+    history.refused.push(Refused { at: TIME + 4 * SECOND, token: Token(1), violation });
+    let mut release = call("x", "x-2", release("a", 1), (5, 6), no(Reason::LockNotFound));
+    release.counted_on_until = Some(TIME + 9 * SECOND);
+    history.calls.push(release);
+    assert_sound(&history);
+}
+
+#[test]
+fn a_holder_that_believes_beyond_its_next_renewal_is_found() {
+    let mut history = forced(9);
+    history.renewals.extend([renewal(1, 4)]);
+    assert_eq!(broken(&history), ["force"]);
+    // Without anything to keep the renewal up, the time for it counts.
+    history.renewals.clear();
+    assert_eq!(broken(&history), [""; 0]);
+    history.is_calm = true;
+    assert_eq!(broken(&history), ["force"]);
+}
+
+#[test]
+fn force_excuses_nobody_before_it_was_used_and_no_other() {
+    let mut history = forced(5);
+    history.calls[2].invoked = TIME + 4 * SECOND;
+    history.calls[2].ended = TIME + 5 * SECOND;
+    assert!(broken(&history).contains(&"mutual exclusion"));
+    let mut history = forced(5);
+    history.calls[2].asked = Asked::ForceRelease { lock: lock_name("a"), token: Token(2) };
+    assert!(broken(&history).contains(&"mutual exclusion"));
+    assert_found("fencing", |history| {
+        let violation = Violation { invariant: "fencing", what: "a token".to_owned() };
+        history.refused.push(Refused { at: TIME + 4 * SECOND, token: Token(1), violation });
+    });
+}
+
+#[test]
+fn a_lease_that_was_revoked_by_force_may_be_told_gone_and_no_other() {
+    for (lease, is_sound) in [(2, true), (3, false)] {
+        let mut history = sound();
+        let force = Asked::ForceRevoke { lease: LeaseId(lease) };
+        history.calls.push(call("meddler", "m-1", force, (3, 4), Outcome::Unknown("SILENCE".to_owned())));
+        let asked = Asked::Renew { lease: LeaseId(2) };
+        let mut renewal = call("y", "", asked, (4, 5), no(Reason::LeaseNotFound));
+        renewal.counted_on_until = Some(TIME + 6 * SECOND);
+        history.calls.push(renewal);
+        assert_eq!(broken(&history).is_empty(), is_sound, "{lease}");
+    }
+}
+
+fn no(reason: Reason) -> Outcome {
+    Outcome::No(ApiError::new(reason, ""))
+}
+
+#[test]
+fn a_grant_of_what_was_given_up_before_is_found() {
+    let gives_up = |seconds| {
+        let asked = Asked::GiveUp { lock: lock_name("a"), acquire: "y-1".to_owned() };
+        let mut history = sound();
+        history.calls.push(call("y", "y-2", asked, seconds, Outcome::Yes(Answer::Done)));
+        // Something that certainly came after.
+        let asked = Asked::Acquire { claim: claim("b", 5) };
+        let late = event(EventType::Acquired, (16, 0), "b", "v", 5, 3);
+        let freed = event(EventType::Released, (17, 0), "b", "v", 5, 3);
+        let last = event(EventType::Acquired, (18, 0), "b", "u", 6, 4);
+        let end = event(EventType::Expired, (19, 0), "b", "u", 6, 4);
+        in_log(&mut history, |log| {
+            log.extend(
+                [late.clone(), freed.clone(), last.clone(), end.clone()]
+                    .map(|event| (TIME + 9 * SECOND, event)),
+            );
+        });
+        history.calls.push(call("v", "v-1", asked, (8, 9), yes(3, 5, 16)));
+        for ended in &mut history.finals {
+            (ended.revision, ended.counts.3) = (19, 4);
+        }
+        history
+    };
+    assert_sound(&gives_up((6, 7)));
+    let mut history = gives_up((6, 7));
+    // It was there for longer than that.
+    in_log(&mut history, |log| {
+        let expired = log.remove(6);
+        log.insert(8, expired);
+        (log[8].1.revision, log[8].1.ordinal) = (17, 1);
+    });
+    history.calls.retain(|call| call.owner != "r");
+    assert_eq!(broken(&history), ["giving up"]);
+}
+
+#[test]
+fn a_grant_that_nobody_has_a_guard_for_is_found() {
+    let mut history = sound();
+    let (owner, request) = ("y".to_owned(), "y-1".to_owned());
+    let at = TIME + 2 * SECOND;
+    history.let_go.push(LetGo { owner, lease: LeaseId(2), request, at });
+    history.beliefs.remove(1);
+    in_log(&mut history, |log| log[6].0 = TIME + 12 * SECOND);
+    // One renewal shows it. Only a session that goes on renewing keeps it.
+    history.renewals.extend([renewal(2, 4)]);
+    assert_sound(&history);
+    let (_, later) = renewal(2, 11);
+    history.renewals.entry(LeaseId(2)).or_default().extend(later);
+    assert_eq!(broken(&history), ["orphans"]);
+    history.renewals.clear();
+    history.renewals.extend([renewal(3, 4), renewal(2, 11)]);
+    assert_sound(&history);
+}
+
+/// What commands wrote under the locks of `x` and `y`, by token and second.
+fn writing(lines: &[(u64, u64)]) -> Written {
+    let line = |(token, second): &(u64, u64)| Line { token: Token(*token), at: TIME + second * SECOND };
+    Written { lock: lock_name("a"), ttl_nanos: 3 * SECOND, lines: lines.iter().map(line).collect() }
+}
+
+#[test]
+fn a_command_that_outlives_its_lock_is_found() {
+    let with = |lines| History { written: vec![writing(lines)], ..sound() };
+    assert_sound(&with(&[(1, 1), (1, 2), (2, 4), (2, 5)]));
+    // Behind the next one, after the end, and with a token of nobody.
+    assert_eq!(broken(&with(&[(1, 1), (2, 3), (1, 3)])), ["lowkey run"]);
+    assert_eq!(broken(&with(&[(1, 1), (1, 4)])), ["lowkey run"]);
+    assert_eq!(broken(&with(&[(2, 4), (2, 7)])), ["lowkey run"]);
+    assert_eq!(broken(&with(&[(9, 4)])), ["lowkey run"]);
+}
+
+#[test]
+fn a_command_whose_lock_was_taken_ends_with_the_next_renewal_or_is_found() {
+    let with = |lines| History { written: vec![writing(lines)], is_calm: true, ..forced(3) };
+    assert_sound(&with(&[(1, 1), (2, 4), (1, 5)]));
+    assert_eq!(broken(&with(&[(1, 1), (2, 4), (1, 6)])), ["lowkey run"]);
+    // Stopped, it cannot renew; the end of its count is its end.
+    let stopped = |lines| {
+        let stopped = vec![(lock_name("a"), TIME + 2 * SECOND, TIME + 9 * SECOND)];
+        History { stopped, ..with(lines) }
+    };
+    assert_sound(&stopped(&[(1, 1), (2, 4), (1, 6)]));
+    assert_eq!(broken(&stopped(&[(1, 1), (2, 4), (1, 8)])), ["lowkey run"]);
 }
 
 #[test]
