@@ -154,6 +154,7 @@ impl World {
             lock: LockName::parse(lock).expect("a lock name"),
             grant: GrantRef::Lease(lease),
             token: None,
+            actor: None,
             since_unix_ms: 1,
             request: self.request(),
         }

@@ -30,6 +30,8 @@ pub enum Command {
         lease: LeaseId,
         /// Must be the lease's owner.
         owner: OwnerId,
+        /// Who asks for it, if that is somebody else; for display only.
+        actor: Option<OwnerId>,
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
         /// The operation's id.
@@ -64,6 +66,8 @@ pub enum Command {
         grant: GrantRef,
         /// If given, the grant must have this token.
         token: Option<Token>,
+        /// Who asks for it, if that is somebody else; for display only.
+        actor: Option<OwnerId>,
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
         /// The operation's id.
@@ -81,6 +85,8 @@ pub enum Command {
         token: Option<Token>,
         /// What to show from now on.
         value: Value,
+        /// The proposer's wall clock, for display only; 0 while some member does not know of it.
+        since_unix_ms: u64,
         /// The operation's id.
         request: RequestId,
     },
@@ -135,14 +141,58 @@ impl Command {
             Self::RevokeLease { since_unix_ms, .. }
             | Self::Acquire { since_unix_ms, .. }
             | Self::Release { since_unix_ms, .. }
+            | Self::SetValue { since_unix_ms, .. }
             | Self::CancelWait { since_unix_ms, .. }
             | Self::Expire { since_unix_ms, .. } => *since_unix_ms = unix_ms,
             Self::CreateLease { .. }
-            | Self::SetValue { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine => {}
+        }
+    }
+
+    /// The proposer's wall clock, where it has one.
+    pub(crate) fn since_unix_ms(&self) -> u64 {
+        match self {
+            Self::RevokeLease { since_unix_ms, .. }
+            | Self::Acquire { since_unix_ms, .. }
+            | Self::Release { since_unix_ms, .. }
+            | Self::SetValue { since_unix_ms, .. }
+            | Self::CancelWait { since_unix_ms, .. }
+            | Self::Expire { since_unix_ms, .. } => *since_unix_ms,
+            Self::CreateLease { .. }
+            | Self::AddMember { .. }
+            | Self::UpdateMember { .. }
+            | Self::RemoveMember { .. }
+            | Self::EndQuarantine => 0,
+        }
+    }
+
+    /// Who asked for it, where that was said.
+    pub(crate) fn actor(&self) -> Option<&OwnerId> {
+        match self {
+            Self::RevokeLease { actor, .. } | Self::Release { actor, .. } => actor.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Leaves out what a command set of that version does not know and can do without: what is only shown, and
+    /// that giving up is final. The rest is understood as it always was.
+    pub fn limit_to(&mut self, version: u32) {
+        if version >= 5 {
+            return;
+        }
+        match self {
+            Self::RevokeLease { actor, .. } => *actor = None,
+            Self::SetValue { since_unix_ms, .. } => *since_unix_ms = 0,
+            Self::Release { actor, grant, .. } => {
+                *actor = None;
+                if let GrantRef::GivenUp(acquire, requester) = grant {
+                    *grant = GrantRef::Request(acquire.clone(), requester.clone());
+                }
+            }
+            _ => {}
         }
     }
 }
@@ -171,8 +221,12 @@ impl AcquireWith {
 pub enum GrantRef {
     /// Whatever this lease holds under that name.
     Lease(LeaseId),
-    /// What the acquire with this request id was granted; for callers that never saw its reply.
+    /// What the acquire with this request id was granted; for callers that never saw its reply. What nodes
+    /// before command set 5 proposed: an acquire that comes later is granted all the same.
     Request(RequestId, Requester),
+    /// The same, and it is final (R10): an acquire with this id that comes later is refused, by whatever way it
+    /// comes and whatever it asks for, as long as the id is remembered.
+    GivenUp(RequestId, Requester),
 }
 
 /// Within what a request id means one request: two clients may both count 1, 2, 3.
@@ -234,6 +288,8 @@ pub enum Reply {
     },
     /// A lock, or a place in its queue, was given back.
     Released,
+    /// Not an answer, only what is remembered of an acquire that was given up.
+    GivenUp,
     /// What is shown with a grant was changed.
     ValueSet {
         /// The revision at which it was.
@@ -321,6 +377,11 @@ pub enum Refusal {
     /// The request id was used before, for something else.
     RequestReused {
         /// The id.
+        request: RequestId,
+    },
+    /// R10: the acquire was given up, by a release that named its request id.
+    GivenUp {
+        /// The acquire's id.
         request: RequestId,
     },
     /// Another node has this name.
@@ -435,6 +496,10 @@ pub struct Change {
     pub value: Value,
     /// The proposer's wall clock when the grant was made; 0 for a waiter.
     pub since_unix_ms: u64,
+    /// The proposer's wall clock when this happened, for display only; 0 if it is not known.
+    pub at_unix_ms: u64,
+    /// Who ended the grant, if somebody else than its owner said that it did.
+    pub actor: Option<OwnerId>,
 }
 
 /// What happened to a lock.

@@ -137,6 +137,7 @@ impl Mix {
             }
             Reply::Released => self.numbers(&[4]),
             Reply::ValueSet { revision } => self.numbers(&[5, *revision]),
+            Reply::GivenUp => self.numbers(&[6]),
             Reply::Waiting { .. }
             | Reply::WaitsCancelled { .. }
             | Reply::Expired { .. }

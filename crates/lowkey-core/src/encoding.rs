@@ -19,14 +19,19 @@ use crate::name::{
 /// The version of the command set that this build understands. Raised with every new kind.
 ///
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
-/// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints.
-pub const COMMAND_VERSION: u32 = 4;
+/// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
+/// final; who released or revoked, and when a value was set.
+pub const COMMAND_VERSION: u32 = 5;
 
 impl Command {
     /// The command set that a node must understand to carry it out. It is proposed only when every member
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::Release { grant: GrantRef::GivenUp(..), .. }
+            | Self::Release { actor: Some(_), .. }
+            | Self::RevokeLease { actor: Some(_), .. }
+            | Self::SetValue { since_unix_ms: 1.., .. } => 5,
             Self::CreateLease { .. }
             | Self::RevokeLease { .. }
             | Self::Release { .. }
@@ -129,6 +134,9 @@ struct RevokeLeaseProto {
     request: String,
     #[prost(uint64, tag = "4")]
     since_unix_ms: u64,
+    /// Empty when nobody else was named.
+    #[prost(string, tag = "5")]
+    actor: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -176,6 +184,12 @@ struct ReleaseProto {
     owner: String,
     #[prost(uint64, tag = "7")]
     since_unix_ms: u64,
+    /// Empty when nobody else was named.
+    #[prost(string, tag = "8")]
+    actor: String,
+    /// The acquire that is named is refused if it comes later.
+    #[prost(bool, tag = "9")]
+    is_final: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -193,6 +207,8 @@ struct SetValueProto {
     value: String,
     #[prost(string, tag = "6")]
     request: String,
+    #[prost(uint64, tag = "7")]
+    since_unix_ms: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -271,7 +287,8 @@ impl Command {
     }
 
     /// A number that tells two commands apart that share a request id. What may differ between a
-    /// request and its honest retry is left out: the proposer's wall clock, and whether to wait.
+    /// request and its honest retry is left out: the proposer's wall clock, whether to wait, and what
+    /// depends on the command set that all members understand.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hash = Fnv::new();
         let content = Content { command: self, as_asked_first: true };
@@ -306,6 +323,7 @@ impl Command {
             Kind::RevokeLease(proto) => Self::RevokeLease {
                 lease: LeaseId(proto.lease),
                 owner: OwnerId::parse(&proto.owner)?,
+                actor: decode_actor(&proto.actor)?,
                 since_unix_ms: proto.since_unix_ms,
                 request: RequestId::parse(&proto.request)?,
             },
@@ -324,21 +342,23 @@ impl Command {
                 request: RequestId::parse(&proto.request)?,
             },
             Kind::Release(proto) => {
-                let grant = match (proto.lease, proto.acquire_request.as_str()) {
-                    (0, "") => return Err(DecodeError::Malformed("a release that names no grant".into())),
-                    (lease, "") => GrantRef::Lease(LeaseId(lease)),
-                    (0, acquire) => {
-                        let owner = Requester::Owner(OwnerId::parse(&proto.owner)?);
-                        GrantRef::Request(RequestId::parse(acquire)?, owner)
+                let requester = match proto.lease {
+                    0 if proto.acquire_request.is_empty() => {
+                        return Err(DecodeError::Malformed("a release that names no grant".into()));
                     }
-                    (lease, acquire) => {
-                        GrantRef::Request(RequestId::parse(acquire)?, Requester::Lease(LeaseId(lease)))
-                    }
+                    0 => Requester::Owner(OwnerId::parse(&proto.owner)?),
+                    lease => Requester::Lease(LeaseId(lease)),
+                };
+                let grant = match (proto.acquire_request.as_str(), proto.is_final) {
+                    ("", _) => GrantRef::Lease(LeaseId(proto.lease)),
+                    (acquire, false) => GrantRef::Request(RequestId::parse(acquire)?, requester),
+                    (acquire, true) => GrantRef::GivenUp(RequestId::parse(acquire)?, requester),
                 };
                 Self::Release {
                     lock: LockName::parse(&proto.lock)?,
                     grant,
                     token: (proto.token != 0).then_some(Token(proto.token)),
+                    actor: decode_actor(&proto.actor)?,
                     since_unix_ms: proto.since_unix_ms,
                     request: RequestId::parse(&proto.request)?,
                 }
@@ -349,6 +369,7 @@ impl Command {
                 lease: LeaseId(proto.lease),
                 token: (proto.token != 0).then_some(Token(proto.token)),
                 value: Value::parse(&proto.value)?,
+                since_unix_ms: proto.since_unix_ms,
                 request: RequestId::parse(&proto.request)?,
             },
             Kind::CancelWait(proto) => Self::CancelWait {
@@ -389,21 +410,26 @@ impl<'a> Content<'a> {
     }
 }
 
-impl Part for Content<'_> {
+impl<'a> Part for Content<'a> {
     // Field by field what the structs above say, which read it.
     fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
         let since = |since_unix_ms: &u64| if self.as_asked_first { 0 } else { *since_unix_ms };
+        let actor = |actor: &'a Option<OwnerId>| match actor {
+            Some(actor) if !self.as_asked_first => actor.as_str(),
+            _ => "",
+        };
         match self.command {
             Command::CreateLease { owner, ttl, request } => {
                 fields.text(1, owner.as_str());
                 fields.number(2, ttl.seconds().cast_unsigned());
                 fields.text(3, request.as_str());
             }
-            Command::RevokeLease { lease, owner, since_unix_ms, request } => {
+            Command::RevokeLease { lease, owner, actor: by, since_unix_ms, request } => {
                 fields.number(1, lease.0);
                 fields.text(2, owner.as_str());
                 fields.text(3, request.as_str());
                 fields.number(4, since(since_unix_ms));
+                fields.text(5, actor(by));
             }
             Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, request } => {
                 let (lease, ttl) = match with {
@@ -421,12 +447,15 @@ impl Part for Content<'_> {
                 fields.text(9, value.as_str());
                 fields.number(10, (*wait && !self.as_asked_first).into());
             }
-            Command::Release { lock, grant, token, since_unix_ms, request } => {
+            Command::Release { lock, grant, token, actor: by, since_unix_ms, request } => {
+                let is_final = matches!(grant, GrantRef::GivenUp(..));
                 let (lease, acquire_request, owner) = match grant {
                     GrantRef::Lease(lease) => (lease.0, "", ""),
-                    GrantRef::Request(acquire, Requester::Lease(lease)) => (lease.0, acquire.as_str(), ""),
-                    GrantRef::Request(acquire, Requester::Owner(owner)) => {
-                        (0, acquire.as_str(), owner.as_str())
+                    GrantRef::Request(acquire, requester) | GrantRef::GivenUp(acquire, requester) => {
+                        match requester {
+                            Requester::Lease(lease) => (lease.0, acquire.as_str(), ""),
+                            Requester::Owner(owner) => (0, acquire.as_str(), owner.as_str()),
+                        }
                     }
                 };
                 fields.text(1, lock.as_str());
@@ -436,14 +465,17 @@ impl Part for Content<'_> {
                 fields.text(5, request.as_str());
                 fields.text(6, owner);
                 fields.number(7, since(since_unix_ms));
+                fields.text(8, actor(by));
+                fields.number(9, (is_final && !self.as_asked_first).into());
             }
-            Command::SetValue { lock, owner, lease, token, value, request } => {
+            Command::SetValue { lock, owner, lease, token, value, since_unix_ms, request } => {
                 fields.text(1, lock.as_str());
                 fields.text(2, owner.as_str());
                 fields.number(3, lease.0);
                 fields.number(4, token.map_or(0, |token| token.0));
                 fields.text(5, value.as_str());
                 fields.text(6, request.as_str());
+                fields.number(7, since(since_unix_ms));
             }
             Command::CancelWait { tickets, since_unix_ms } => {
                 fields.numbers(1, tickets.iter().map(|ticket| ticket.0));
@@ -478,6 +510,10 @@ impl Part for NodeInfo {
         fields.text(5, http_address);
         fields.number(6, (*command_version).into());
     }
+}
+
+fn decode_actor(actor: &str) -> Result<Option<OwnerId>, Invalid> {
+    if actor.is_empty() { Ok(None) } else { OwnerId::parse(actor).map(Some) }
 }
 
 pub(crate) fn encode_mode(mode: Mode) -> u32 {

@@ -226,6 +226,7 @@ enum ReplyProto {
     LeaseRevoked(u64),
     #[prost(message, tag = "6")]
     Granted(GrantedProto),
+    /// False for an acquire that was given up.
     #[prost(bool, tag = "7")]
     Released(bool),
     #[prost(uint64, tag = "8")]
@@ -571,6 +572,7 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
             revision: *revision,
         }),
         Reply::Released => ReplyProto::Released(true),
+        Reply::GivenUp => ReplyProto::Released(false),
         Reply::ValueSet { revision } => ReplyProto::ValueSet(*revision),
         Reply::Waiting { .. }
         | Reply::WaitsCancelled { .. }
@@ -601,7 +603,8 @@ fn remembered(proto: &RequestProto) -> Result<Remembered, SnapshotError> {
             ttl: Ttl::parse(granted.ttl_seconds)?,
             revision: granted.revision,
         },
-        Some(ReplyProto::Released(_)) => Reply::Released,
+        Some(ReplyProto::Released(true)) => Reply::Released,
+        Some(ReplyProto::Released(false)) => Reply::GivenUp,
         Some(ReplyProto::ValueSet(revision)) => Reply::ValueSet { revision: *revision },
         None => return malformed(format!("request {} is remembered without its reply", proto.request)),
     };

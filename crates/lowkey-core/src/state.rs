@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::claim::{Claim, Mode, Paths, Scope, Waits};
-use crate::command::{Applied, Command, NodeInfo};
+use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
 use crate::held::Held;
 use crate::holders::Holders;
@@ -194,6 +194,7 @@ impl State {
             Ok(None) => {
                 let mut events = Vec::new();
                 let reply = self.carry_out(term, command, &mut events);
+                sign(&mut events, command);
                 Applied { reply: Ok(reply), events }
             }
         }
@@ -210,5 +211,19 @@ impl State {
             self.revision
         );
         self.revision = revision;
+    }
+}
+
+/// Says of all that an entry changed when it was proposed, and of what it ended at somebody's wish, at whose.
+fn sign(events: &mut [Event], command: &Command) {
+    let changes = events.iter_mut().filter_map(|event| match event {
+        Event::Changed(change) => Some(change),
+        _ => None,
+    });
+    for change in changes {
+        change.at_unix_ms = command.since_unix_ms();
+        if matches!(change.kind, ChangeKind::Freed(_)) {
+            change.actor = command.actor().cloned();
+        }
     }
 }

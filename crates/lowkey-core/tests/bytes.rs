@@ -71,7 +71,8 @@ fn command() -> impl Strategy<Value = Command> {
     let requester = prop_oneof![lease().prop_map(Requester::Lease), owner().prop_map(Requester::Owner)];
     let grant = prop_oneof![
         lease().prop_map(GrantRef::Lease),
-        (request(), requester).prop_map(|(request, requester)| GrantRef::Request(request, requester)),
+        (request(), requester.clone()).prop_map(|(request, requester)| GrantRef::Request(request, requester)),
+        (request(), requester).prop_map(|(request, requester)| GrantRef::GivenUp(request, requester)),
     ];
     let how = (sample::select(&MODES[..]), sample::select(&SCOPES[..]), value(), any::<bool>());
     prop_oneof![
@@ -80,9 +81,11 @@ fn command() -> impl Strategy<Value = Command> {
             ttl,
             request
         }),
-        (lease(), owner(), any::<u64>(), request()).prop_map(|(lease, owner, since_unix_ms, request)| {
-            Command::RevokeLease { lease, owner, since_unix_ms, request }
-        }),
+        (lease(), owner(), option::of(owner()), any::<u64>(), request()).prop_map(
+            |(lease, owner, actor, since_unix_ms, request)| {
+                Command::RevokeLease { lease, owner, actor, since_unix_ms, request }
+            }
+        ),
         (lock(), owner(), with, how, any::<u64>(), request()).prop_map(
             |(lock, owner, with, (mode, scope, value, wait), since_unix_ms, request)| Command::Acquire {
                 lock,
@@ -96,25 +99,25 @@ fn command() -> impl Strategy<Value = Command> {
                 request
             }
         ),
-        (lock(), grant, option::of(number().prop_map(Token)), any::<u64>(), request()).prop_map(
-            |(lock, grant, token, since_unix_ms, request)| Command::Release {
+        (lock(), grant, option::of(number().prop_map(Token)), option::of(owner()), any::<u64>(), request())
+            .prop_map(|(lock, grant, token, actor, since_unix_ms, request)| Command::Release {
                 lock,
                 grant,
                 token,
+                actor,
                 since_unix_ms,
                 request
-            }
-        ),
-        (lock(), owner(), lease(), option::of(number().prop_map(Token)), value(), request()).prop_map(
-            |(lock, owner, lease, token, value, request)| Command::SetValue {
+            }),
+        (lock(), owner(), lease(), option::of(number().prop_map(Token)), value(), any::<u64>(), request())
+            .prop_map(|(lock, owner, lease, token, value, since_unix_ms, request)| Command::SetValue {
                 lock,
                 owner,
                 lease,
                 token,
                 value,
+                since_unix_ms,
                 request
-            }
-        ),
+            }),
         (collection::vec(any::<u64>().prop_map(Ticket), 0..20), any::<u64>())
             .prop_map(|(tickets, since_unix_ms)| Command::CancelWait { tickets, since_unix_ms }),
         (collection::vec(any::<u64>().prop_map(LeaseId), 0..20), any::<u64>(), any::<u64>()).prop_map(

@@ -11,7 +11,8 @@
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [mode=shared] [scope=subtree] [value=TEXT] [wait=true]
 //!   [request=ID]`
 //! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
-//! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`
+//! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`; `give_up=ID` for a release that is
+//!   final; `actor=OWNER` for who asks
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
 //! - `expire LEASE… decided_term=TERM`
@@ -98,6 +99,8 @@ enum Entry {
     Revoke {
         lease: u64,
         owner: String,
+        #[arg(key)]
+        actor: Option<String>,
         #[arg(key, optional)]
         since: u64,
         #[arg(key)]
@@ -130,9 +133,13 @@ enum Entry {
         #[arg(key)]
         by_request: Option<String>,
         #[arg(key)]
+        give_up: Option<String>,
+        #[arg(key)]
         owner: Option<String>,
         #[arg(key)]
         token: Option<u64>,
+        #[arg(key)]
+        actor: Option<String>,
         #[arg(key, optional)]
         since: u64,
         #[arg(key)]
@@ -201,9 +208,10 @@ impl Entry {
                 ttl: Ttl::parse(ttl)?,
                 request: id(request)?,
             },
-            Self::Revoke { lease, owner, since, request } => Command::RevokeLease {
+            Self::Revoke { lease, owner, actor, since, request } => Command::RevokeLease {
                 lease: LeaseId(lease),
                 owner: OwnerId::parse(&owner)?,
+                actor: actor.map(|actor| OwnerId::parse(&actor)).transpose()?,
                 since_unix_ms: since,
                 request: id(request)?,
             },
@@ -232,29 +240,40 @@ impl Entry {
                     request: id(request)?,
                 }
             }
-            Self::Release { lock, lease, by_request, owner, token, since, request } => Command::Release {
-                lock: LockName::parse(&lock)?,
-                grant: match (by_request, lease.map(LeaseId), owner) {
-                    (None, Some(lease), None) => GrantRef::Lease(lease),
-                    (Some(acquire), Some(lease), None) => {
-                        GrantRef::Request(RequestId::parse(&acquire)?, Requester::Lease(lease))
-                    }
-                    (Some(acquire), None, Some(owner)) => GrantRef::Request(
-                        RequestId::parse(&acquire)?,
-                        Requester::Owner(OwnerId::parse(&owner)?),
-                    ),
-                    _ => return Err("release takes a lease, or by_request and a lease or an owner".into()),
-                },
-                token: token.map(Token),
-                since_unix_ms: since,
-                request: id(request)?,
-            },
+            Self::Release { lock, lease, by_request, give_up, owner, token, actor, since, request } => {
+                Command::Release {
+                    lock: LockName::parse(&lock)?,
+                    grant: {
+                        let lease = lease.map(LeaseId);
+                        let requester = match (lease, owner) {
+                            (Some(lease), None) => Requester::Lease(lease),
+                            (None, Some(owner)) => Requester::Owner(OwnerId::parse(&owner)?),
+                            _ => return Err("release takes a lease or an owner".into()),
+                        };
+                        match (by_request, give_up, lease) {
+                            (None, None, Some(lease)) => GrantRef::Lease(lease),
+                            (Some(acquire), None, _) => {
+                                GrantRef::Request(RequestId::parse(&acquire)?, requester)
+                            }
+                            (None, Some(acquire), _) => {
+                                GrantRef::GivenUp(RequestId::parse(&acquire)?, requester)
+                            }
+                            _ => return Err("release takes a lease, or by_request, or give_up".into()),
+                        }
+                    },
+                    token: token.map(Token),
+                    actor: actor.map(|actor| OwnerId::parse(&actor)).transpose()?,
+                    since_unix_ms: since,
+                    request: id(request)?,
+                }
+            }
             Self::SetValue { lock, owner, lease, token, value, request } => Command::SetValue {
                 lock: LockName::parse(&lock)?,
                 owner: OwnerId::parse(&owner)?,
                 lease: LeaseId(lease),
                 token: token.map(Token),
                 value: Value::parse(&value)?,
+                since_unix_ms: 0,
                 request: id(request)?,
             },
             Self::Cancel { tickets, since } => Command::CancelWait {
@@ -412,6 +431,7 @@ impl Runner {
                 lock: lock.clone(),
                 grant: GrantRef::Lease(lease),
                 token: None,
+                actor: None,
                 since_unix_ms: 0,
                 request: request("release", self.next_revision)?,
             };
@@ -459,6 +479,7 @@ fn reply_words(reply: &Reply) -> String {
         }
         Reply::Waiting { ticket } => format!("waiting, ticket {ticket}"),
         Reply::Released => "released".to_owned(),
+        Reply::GivenUp => "given up".to_owned(),
         Reply::ValueSet { revision } => format!("value set at revision {revision}"),
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
@@ -485,6 +506,7 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::TooManyLocks { lease } => format!("TOO_MANY_LOCKS lease {lease}"),
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
+        Refusal::GivenUp { request } => format!("GIVEN_UP {request}"),
         Refusal::NodeNameTaken { name, by: Some(by) } => format!("NODE_NAME_TAKEN {name}, by identity {by}"),
         Refusal::NodeNameTaken { name, by: None } => {
             format!("NODE_NAME_TAKEN {name}, by one that is expected")
@@ -555,7 +577,19 @@ fn event_words(event: &Event) -> String {
 }
 
 fn change_words(change: &Change) -> String {
-    let Change { kind, lock, owner, lease, token, mode, scope, value, since_unix_ms: _ } = change;
+    let Change {
+        kind,
+        lock,
+        owner,
+        lease,
+        token,
+        mode,
+        scope,
+        value,
+        since_unix_ms: _,
+        at_unix_ms: _,
+        actor,
+    } = change;
     let token = token.map_or(0, |token| token.0);
     let claim = claim_words(*mode, *scope, value);
     match kind {
@@ -566,7 +600,8 @@ fn change_words(change: &Change) -> String {
                 Cause::Revoked => "lease revoked",
                 Cause::Expired => "lease expired",
             };
-            format!("{lock} freed, token {token}, {cause}")
+            let actor = actor.as_ref().map(|actor| format!(" by {actor}")).unwrap_or_default();
+            format!("{lock} freed, token {token}, {cause}{actor}")
         }
         ChangeKind::Waiting => format!("{lock} awaited by {owner}, lease {lease}{claim}"),
         ChangeKind::Cancelled => format!("{lock} no longer awaited by {owner}, lease {lease}{claim}"),

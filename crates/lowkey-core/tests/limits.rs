@@ -63,6 +63,7 @@ fn release(lock: impl ToString, lease: LeaseId, id: impl ToString) -> Command {
         lock: LockName::parse(&lock.to_string()).expect("a lock name"),
         grant: GrantRef::Lease(lease),
         token: None,
+        actor: None,
         since_unix_ms: 0,
         request: request(id),
     }
@@ -105,6 +106,7 @@ fn a_lease_holds_ten_thousand_locks_and_no_more() {
     let revoke = Command::RevokeLease {
         lease: LeaseId(1),
         owner: owner("alice"),
+        actor: None,
         since_unix_ms: 0,
         request: request("revoke"),
     };
@@ -121,6 +123,7 @@ fn the_last_hundred_thousand_requests_that_made_or_ended_leases_are_remembered()
     let third = Command::RevokeLease {
         lease: LeaseId(1),
         owner: owner("alice"),
+        actor: None,
         since_unix_ms: 0,
         request: request("third"),
     };

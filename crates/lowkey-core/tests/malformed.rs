@@ -361,8 +361,9 @@ fn a_release_by_request_of_nobody_does_not_come_in_through_the_log() {
 fn a_command_that_says_more_than_is_understood_does_not_come_in_through_the_log() {
     let known = [0x22, 0x08, 0x0a, 0x01, b'a', 0x10, 0x01, 0x2a, 0x01, b'r'];
     assert!(Command::decode(&known).is_ok());
-    let unknown: [(&str, &[u8]); 10] = [
-        ("a field 8 in the release", &[0x22, 0x0a, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x40, 1]),
+    let unknown: [(&str, &[u8]); 11] = [
+        ("a field 10 in the release", &[0x22, 0x0a, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x50, 1]),
+        ("a final release of no acquire", &[0x22, 0x0a, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x48, 1]),
         ("a field 15 beside the release", &[0x22, 0x08, 0x0a, 1, b'a', 0x10, 1, 0x2a, 1, b'r', 0x78, 1]),
         (
             "a lease and an owner of the acquire's request",

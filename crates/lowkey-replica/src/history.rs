@@ -252,6 +252,8 @@ mod tests {
             scope: Scope::Name,
             value: Value::default(),
             since_unix_ms: 0,
+            at_unix_ms: 0,
+            actor: None,
         }
     }
 

@@ -15,7 +15,8 @@ const _: () = assert!(ENDS_A_TICK <= LEASES_PER_EXPIRE_MAX);
 
 impl Replica {
     /// Takes in what somebody asks for: it goes into the log if it would change something, now or behind what is under way.
-    pub(crate) fn command(&mut self, now: Nanos, call: CallId, command: Command, wait: WaitTime) {
+    pub(crate) fn command(&mut self, now: Nanos, call: CallId, mut command: Command, wait: WaitTime) {
+        command.limit_to(self.state.command_version());
         match self.state.check(&command) {
             Ok(None) if self.can_be_patient(&command) => self.patient.push((call, command, wait)),
             Ok(None) => self.propose(now, call, command, wait),
@@ -53,6 +54,7 @@ impl Replica {
             return self.output.reply(call, Err(failure));
         }
         command.stamp(self.unix_ms(now));
+        command.limit_to(self.state.command_version());
         let command = &command;
         let mark = self.mark_if_due(now);
         if self.node.propose(mark.clone(), command.encode()).is_err() {
@@ -88,6 +90,7 @@ impl Replica {
                 | Command::SetValue { .. }
                 | Command::AddMember { .. }
         );
+        let grows = grows || self.state.would_only_give_up(command);
         match self.disk {
             DiskRoom::Ample => {}
             DiskRoom::Reserve if !grows => {}
@@ -162,7 +165,10 @@ fn lease_of(command: &Command) -> Option<LeaseId> {
         | Command::SetValue { lease, .. }
         | Command::Acquire { with: AcquireWith::Lease(lease), .. }
         | Command::Release {
-            grant: GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)),
+            grant:
+                GrantRef::Lease(lease)
+                | GrantRef::Request(_, Requester::Lease(lease))
+                | GrantRef::GivenUp(_, Requester::Lease(lease)),
             ..
         } => Some(*lease),
         _ => None,
@@ -171,5 +177,5 @@ fn lease_of(command: &Command) -> Option<LeaseId> {
 
 /// True for a release that names an acquire whose answer its caller never saw.
 fn names_request(command: &Command) -> bool {
-    matches!(command, Command::Release { grant: GrantRef::Request(..), .. })
+    matches!(command, Command::Release { grant: GrantRef::Request(..) | GrantRef::GivenUp(..), .. })
 }

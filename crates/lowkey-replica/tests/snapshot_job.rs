@@ -174,18 +174,24 @@ impl Node {
                 lock: lock_name(lock),
                 grant: GrantRef::Lease(LeaseId(lease)),
                 token: None,
+                actor: None,
                 since_unix_ms: 0,
                 request,
             },
-            Action::Revoke { lease } => {
-                Command::RevokeLease { lease: LeaseId(lease), owner: owner(), since_unix_ms: 0, request }
-            }
+            Action::Revoke { lease } => Command::RevokeLease {
+                lease: LeaseId(lease),
+                owner: owner(),
+                actor: None,
+                since_unix_ms: 0,
+                request,
+            },
             Action::SetValue { lock, lease, value } => Command::SetValue {
                 lock: lock_name(lock),
                 owner: owner(),
                 lease: LeaseId(lease),
                 token: None,
                 value: Value::parse(&value.to_string()).expect("a good value"),
+                since_unix_ms: 0,
                 request,
             },
             Action::Pass { ticks } => {

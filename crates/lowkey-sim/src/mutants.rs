@@ -64,6 +64,7 @@ pub const MUTANTS: &[&str] = &[
     "the time of a waiting lease runs",
     "a lease outlives the wait that made it",
     "a cancellation ends a grant",
+    "a given-up acquire is granted later",
     "a timeout is told before its entry",
     "who comes back is told of the timeout",
     "the place of a gone caller is kept",

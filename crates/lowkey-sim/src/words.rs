@@ -105,6 +105,7 @@ pub(crate) fn command_words(command: &Command) -> String {
             let with = match grant {
                 GrantRef::Lease(lease) => format!("lease {lease}"),
                 GrantRef::Request(request, _) => format!("request {request}"),
+                GrantRef::GivenUp(request, _) => format!("request {request}, for good"),
             };
             match token {
                 Some(token) => format!("free {lock}, held with {with} and token {token}"),
@@ -242,6 +243,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::WaitsCancelled { count: 0 } => "nothing ended".to_owned(),
         Reply::WaitsCancelled { count } => format!("{} ended", counted(*count as usize, "wait")),
         Reply::Released => "done".to_owned(),
+        Reply::GivenUp => "it is given up".to_owned(),
         Reply::Expired { count: 0 } => "nothing ended".to_owned(),
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
@@ -265,6 +267,7 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::TooManyLocks { lease } => format!("refused, lease {lease} holds too many locks"),
         Refusal::RequestReused { request } => format!("refused, {request} was the id of another request"),
+        Refusal::GivenUp { request } => format!("refused, {request} was given up"),
         Refusal::NodeNameTaken { name, .. } => format!("refused, another machine is named {name}"),
         Refusal::NodeNotFound { name } => format!("refused, there is no machine {name}"),
         Refusal::LastNode { name } => format!("refused, {name} is the last machine"),

@@ -70,6 +70,7 @@ scenarios! {
     a_cancelled_wait_before_its_grant
     a_cancelled_wait_racing_its_reconnect
     a_wait_that_is_given_up_as_it_is_granted
+    an_acquire_that_is_given_up_before_it_came
     a_place_is_kept_for_who_comes_back
     a_place_is_kept_for_five_seconds
     a_waiter_learns_at_once_that_its_lease_is_gone

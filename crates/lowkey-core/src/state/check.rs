@@ -10,7 +10,7 @@ use crate::holders::Grant;
 use crate::limits::{LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use crate::mutants;
 use crate::name::{LeaseId, LockName, MemberId, NodeName, OwnerId, RequestId, Ticket, Token};
-use crate::recent::{Key, Recent};
+use crate::recent::{Key, Recent, Remembered};
 
 /// What a release means.
 pub(super) enum Released {
@@ -160,22 +160,59 @@ impl State {
             unreachable!("only a release is checked as one")
         };
         let known = match grant {
-            GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) => {
+            GrantRef::Lease(lease)
+            | GrantRef::Request(_, Requester::Lease(lease))
+            | GrantRef::GivenUp(_, Requester::Lease(lease)) => {
                 let lease = self.leases.get(lease);
                 lease.map_or(Ok(None), |lease| self.known_request(lease, request, command))?
             }
             // What it ended may have taken the lease with it, and was the owner's to name.
-            GrantRef::Request(_, Requester::Owner(owner)) => {
+            GrantRef::Request(_, Requester::Owner(owner)) | GrantRef::GivenUp(_, Requester::Owner(owner)) => {
                 self.known_lease_request(owner, request, command)?
             }
         };
         if known.is_some() {
             return Ok(known);
         }
-        if let Released::Grant(lease) = self.released(lock, grant, *token)? {
-            check_token(lock, self.grant_of(lock, lease)?, *token)?;
+        match (self.released(lock, grant, *token), grant) {
+            (Ok(Released::Grant(lease)), _) => {
+                check_token(lock, self.grant_of(lock, lease)?, *token)?;
+                Ok(None)
+            }
+            (Ok(Released::Wait(_)), _) => Ok(None),
+            // Who knows a token saw the answer, and gives nothing up.
+            (Err(refusal), GrantRef::GivenUp(acquire, requester)) if token.is_none() => {
+                match self.wait_of(acquire, requester) {
+                    // Under another name than the one that was given.
+                    Some(_) => Err(refusal),
+                    // It had its effect, and that is over; or it can have none any more.
+                    None if !self.can_give_up(acquire, requester) => Ok(Some(Reply::Released)),
+                    None => Ok(None),
+                }
+            }
+            (Err(refusal), _) => Err(refusal),
         }
-        Ok(None)
+    }
+
+    /// True if nothing is known of an acquire, and it could still come. Once there is a wait with its id, or a grant,
+    /// that is its effect.
+    pub(super) fn can_give_up(&self, acquire: &RequestId, requester: &Requester) -> bool {
+        match requester {
+            Requester::Lease(lease) => {
+                self.leases.get(lease).is_some_and(|lease| lease.requests.get(acquire).is_none())
+            }
+            Requester::Owner(owner) => self.lease_requests.get(&(owner.clone(), acquire.clone())).is_none(),
+        }
+    }
+
+    /// True if a release would only be remembered: it adds to the state, and frees nothing.
+    pub fn would_only_give_up(&self, command: &Command) -> bool {
+        match command {
+            Command::Release { lock, grant: grant @ GrantRef::GivenUp(..), token, .. } => {
+                self.released(lock, grant, *token).is_err()
+            }
+            _ => false,
+        }
     }
 
     /// Which grant or wait a release means.
@@ -187,7 +224,7 @@ impl State {
     ) -> Result<Released, Refusal> {
         match grant_ref {
             GrantRef::Lease(lease) => self.grant_of(lock, *lease).map(|grant| Released::Grant(grant.lease)),
-            GrantRef::Request(acquire, requester) => {
+            GrantRef::Request(acquire, requester) | GrantRef::GivenUp(acquire, requester) => {
                 // Who knows a token does not mean a wait.
                 let waiting =
                     self.wait_of(acquire, requester).filter(|ticket| self.waits[ticket].lock == *lock);
@@ -339,6 +376,14 @@ fn known<K: Key>(
 ) -> Result<Option<Reply>, Refusal> {
     match table.get(key) {
         None => Ok(None),
+        // R10: it was given up, whatever it asks for.
+        Some(Remembered { reply: Reply::GivenUp, .. }) => match command {
+            // A release may have the id of the acquire that it gives up.
+            Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } if acquire == request => {
+                Ok(Some(Reply::Released))
+            }
+            _ => Err(Refusal::GivenUp { request: request.clone() }),
+        },
         Some(remembered) if remembered.fingerprint == command.fingerprint() => {
             Ok(Some(remembered.reply.clone()))
         }

@@ -24,7 +24,7 @@ impl State {
                 self.remember_lease_request(owner, request, command.fingerprint(), &reply);
                 reply
             }
-            Command::RevokeLease { lease, owner, since_unix_ms, request } => {
+            Command::RevokeLease { lease, owner, since_unix_ms, request, .. } => {
                 let mut freed = Freed::default();
                 let released = self.end_lease(*lease, Cause::Revoked, &mut freed, events);
                 self.hand_over(freed, *since_unix_ms, events);
@@ -33,7 +33,7 @@ impl State {
                 reply
             }
             Command::Acquire { .. } => self.acquire(command, events),
-            Command::Release { lock, grant, token, since_unix_ms, request } => {
+            Command::Release { lock, grant, token, since_unix_ms, request, .. } => {
                 self.release(lock, grant, *token, *since_unix_ms, (request, command.fingerprint()), events)
             }
             Command::SetValue { lock, lease, value, request, .. } => {
@@ -191,21 +191,28 @@ impl State {
         events: &mut Vec<Event>,
     ) -> Reply {
         let mut freed = Freed::default();
-        match self.released(lock, grant, token).unwrap_or_else(|_| unreachable!("it passed the check")) {
-            Released::Grant(lease_id) => {
+        match self.released(lock, grant, token) {
+            Ok(Released::Grant(lease_id)) => {
                 let token = self.free(lock, lease_id, Cause::Released, &mut freed, events);
                 self.leases.get_mut(&lease_id).expect("a holder's lease exists").held.remove(lock, token);
             }
-            Released::Wait(ticket) => {
+            Ok(Released::Wait(ticket)) => {
                 self.end_wait(ticket, WaitEnd::GivenUp { lock: lock.clone() }, &mut freed, events);
             }
+            // R10: an acquire that may still come; below it is remembered that it was given up.
+            Err(_) => assert!(matches!(grant, GrantRef::GivenUp(..)), "a release passed the check"),
         }
         match grant {
-            GrantRef::Request(_, Requester::Owner(owner)) => {
+            // The acquire's id alone: to ask again finds it. A key for each would fill the window of a lease that
+            // gives up many at once.
+            GrantRef::GivenUp(acquire, requester) if token.is_none() => self.give_up(acquire, requester),
+            GrantRef::Request(_, Requester::Owner(owner)) | GrantRef::GivenUp(_, Requester::Owner(owner)) => {
                 self.remember_lease_request(owner, request, fingerprint, &Reply::Released);
             }
             // A lease that ended with its wait remembers nothing.
-            GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) => {
+            GrantRef::Lease(lease)
+            | GrantRef::Request(_, Requester::Lease(lease))
+            | GrantRef::GivenUp(_, Requester::Lease(lease)) => {
                 if self.leases.contains_key(lease) {
                     self.remember(*lease, request, fingerprint, &Reply::Released);
                 }
@@ -213,6 +220,19 @@ impl State {
         }
         self.hand_over(freed, since_unix_ms, events);
         Reply::Released
+    }
+
+    /// R10: an acquire that had no effect yet has none any more. What was granted and is over stays as it is.
+    fn give_up(&mut self, acquire: &RequestId, requester: &Requester) {
+        if !self.can_give_up(acquire, requester) || mutants::is_active("a given-up acquire is granted later")
+        {
+            return;
+        }
+        // No fingerprint: it is refused whatever it asks for.
+        match requester {
+            Requester::Lease(lease) => self.remember(*lease, acquire, 0, &Reply::GivenUp),
+            Requester::Owner(owner) => self.remember_lease_request(owner, acquire, 0, &Reply::GivenUp),
+        }
     }
 
     /// R10: ends what still waits of these.
@@ -361,5 +381,7 @@ fn change_of_grant(kind: ChangeKind, lock: &LockName, owner: OwnerId, grant: &Gr
         scope: grant.scope,
         value: grant.value.clone(),
         since_unix_ms: grant.since_unix_ms,
+        at_unix_ms: 0,
+        actor: None,
     }
 }

@@ -337,6 +337,8 @@ impl State {
             scope: wait.scope,
             value: Value::default(),
             since_unix_ms: 0,
+            at_unix_ms: 0,
+            actor: None,
         }
     }
 

@@ -403,7 +403,13 @@ impl Seen<'_> {
             Action::Revoke { lease, owner, since, request: id } => {
                 let lease = self.lease_of(*lease);
                 let owner = self.owner_of(*owner, lease);
-                Command::RevokeLease { lease, owner, since_unix_ms: *since, request: self.request(*id) }
+                Command::RevokeLease {
+                    lease,
+                    owner,
+                    actor: actor(*since),
+                    since_unix_ms: *since,
+                    request: self.request(*id),
+                }
             }
             Action::Acquire { lock, owner, lease, how, since, request: id } => {
                 let lease = self.lease_of(*lease);
@@ -425,9 +431,10 @@ impl Seen<'_> {
             Action::Release { lock, grant, token, since, request: id } => {
                 let (lock, held) = self.lock(*lock);
                 Command::Release {
-                    grant: self.grant_ref(*grant, &lock, held),
+                    grant: finally(*since, self.grant_ref(*grant, &lock, held)),
                     token: token.map(|named| self.token(named, held)),
                     lock,
+                    actor: actor(*since),
                     since_unix_ms: *since,
                     request: self.request(*id),
                 }
@@ -440,9 +447,16 @@ impl Seen<'_> {
                     AcquireWith::Lease(lease) if !by_owner => Requester::Lease(*lease),
                     _ => Requester::Owner(owner.clone()),
                 };
-                let grant = GrantRef::Request(request.clone(), requester);
+                let grant = finally(*since, GrantRef::Request(request.clone(), requester));
                 let (since_unix_ms, request) = (*since, self.request(*id));
-                Command::Release { lock: lock.clone(), grant, token: None, since_unix_ms, request }
+                Command::Release {
+                    lock: lock.clone(),
+                    grant,
+                    token: None,
+                    actor: actor(*since),
+                    since_unix_ms,
+                    request,
+                }
             }
             Action::SetValue { lock, lease, owner, token, value, request: id } => {
                 let (lock, held) = self.lock(*lock);
@@ -453,6 +467,7 @@ impl Seen<'_> {
                     lease,
                     token: token.map(|named| self.token(named, held)),
                     value: self::value(*value),
+                    since_unix_ms: 0,
                     request: self.request(*id),
                 }
             }
@@ -681,4 +696,17 @@ fn node(name: u8, identity: u8, host: u8) -> NodeInfo {
         http_address: format!("host{host}:8080"),
         command_version: 1,
     }
+}
+
+/// Half of the releases that name an acquire are final.
+fn finally(since: u64, grant: GrantRef) -> GrantRef {
+    match grant {
+        GrantRef::Request(acquire, requester) if since % 2 == 0 => GrantRef::GivenUp(acquire, requester),
+        other => other,
+    }
+}
+
+/// Some who ask say who they are.
+fn actor(since: u64) -> Option<OwnerId> {
+    (since % 3 == 0).then(|| owner(7))
 }

@@ -121,10 +121,12 @@ enum Within {
     Lease(LeaseId),
 }
 
-/// The command as its retry may say it: only the clock, and whether to wait, may differ.
+/// The command as its retry may say it: only the clock, whether to wait, who asks, and whether it is final may
+/// differ.
 pub(crate) fn as_retried(command: &Command) -> Command {
     let mut command = command.clone();
     command.stamp(0);
+    command.limit_to(4);
     if let Command::Acquire { wait, .. } = &mut command {
         *wait = false;
     }
@@ -136,10 +138,10 @@ fn since(command: &Command) -> u64 {
         Command::RevokeLease { since_unix_ms, .. }
         | Command::Acquire { since_unix_ms, .. }
         | Command::Release { since_unix_ms, .. }
+        | Command::SetValue { since_unix_ms, .. }
         | Command::CancelWait { since_unix_ms, .. }
         | Command::Expire { since_unix_ms, .. } => *since_unix_ms,
         Command::CreateLease { .. }
-        | Command::SetValue { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
@@ -203,7 +205,19 @@ impl Model {
             Command::EndQuarantine => Ok(Reply::QuarantineEnded),
         };
         self.grant_whose_turn_it_is();
-        Applied { reply, events: std::mem::take(&mut self.events) }
+        let mut events = std::mem::take(&mut self.events);
+        for event in &mut events {
+            let Event::Changed(change) = event else { continue };
+            change.at_unix_ms = since(command);
+            change.actor = match (change.kind, command) {
+                (
+                    ChangeKind::Freed(_),
+                    Command::Release { actor, .. } | Command::RevokeLease { actor, .. },
+                ) => actor.clone(),
+                _ => None,
+            };
+        }
+        Applied { reply, events }
     }
 
     fn grant_whose_turn_it_is(&mut self) {
@@ -257,6 +271,14 @@ impl Model {
         let done = done.map(|done| (&done.command, done.reply.clone()));
         let wait = wait.map(|wait| (&wait.command, Reply::Waiting { ticket: wait.ticket }));
         let (before, reply) = done.or(wait)?;
+        if reply == Reply::GivenUp {
+            return Some(match command {
+                Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } if acquire == request => {
+                    Ok(Reply::Released)
+                }
+                _ => Err(Refusal::GivenUp { request: request.clone() }),
+            });
+        }
         match *before == as_retried(command) {
             true => Some(Ok(reply)),
             false => Some(Err(Refusal::RequestReused { request: request.clone() })),
@@ -317,45 +339,68 @@ impl Model {
         let Command::Release { lock, grant: meant, token, request, .. } = command else {
             panic!("not a release: {command:?}");
         };
-        let within = match meant {
-            GrantRef::Lease(lease) | GrantRef::Request(_, Requester::Lease(lease)) => Within::Lease(*lease),
-            GrantRef::Request(_, Requester::Owner(owner)) => Within::Owner(owner.clone()),
+        let (acquire, within) = match meant {
+            GrantRef::Lease(lease) => (None, Within::Lease(*lease)),
+            GrantRef::Request(acquire, requester) | GrantRef::GivenUp(acquire, requester) => {
+                let within = match requester {
+                    Requester::Lease(lease) => Within::Lease(*lease),
+                    Requester::Owner(owner) => Within::Owner(owner.clone()),
+                };
+                (Some(acquire), within)
+            }
         };
+        let given_up = acquire.filter(|_| matches!(meant, GrantRef::GivenUp(..)) && token.is_none());
         if let Some(answer) = self.before(&within, request, command) {
             return answer;
         }
-        let waiting = self.waits.iter().find(|wait| {
-            wait.claim.lock == *lock
-                && match meant {
-                    GrantRef::Lease(_) => false,
-                    GrantRef::Request(acquire, Requester::Lease(lease)) => {
-                        wait.request == *acquire && wait.lease() == *lease
-                    }
-                    GrantRef::Request(acquire, Requester::Owner(owner)) => {
-                        wait.request == *acquire && wait.within == Within::Owner(owner.clone())
-                    }
+        let is_meant = |wait: &&ModelWait| {
+            acquire == Some(&wait.request)
+                && match &within {
+                    Within::Lease(lease) => wait.lease() == *lease,
+                    Within::Owner(_) => wait.within == within,
                 }
-        });
+        };
+        let waits_elsewhere = self.waits.iter().any(|wait| is_meant(&wait) && wait.claim.lock != *lock);
+        let waiting = self.waits.iter().filter(is_meant).find(|wait| wait.claim.lock == *lock);
         if let Some(wait) = waiting.filter(|_| token.is_none()).cloned() {
             self.end_wait(wait.ticket, WaitEnd::GivenUp { lock: lock.clone() });
+            if let Some(acquire) = given_up {
+                self.give_up(&within, acquire, command);
+                return Ok(Reply::Released);
+            }
             // A lease that ended with its wait remembers nothing.
             if wait.makes_lease() && matches!(within, Within::Lease(_)) {
                 return Ok(Reply::Released);
             }
             return self.once(&within, request, command, |_| Ok(Reply::Released));
         }
-        let grant = self.grant_that(lock, |model, grant| match meant {
-            GrantRef::Lease(lease) => grant.claim.lease == Some(*lease),
-            GrantRef::Request(acquire, Requester::Lease(lease)) => {
+        let grant = self.grant_that(lock, |model, grant| match (acquire, &within) {
+            (None, within) => grant.claim.lease.map(Within::Lease).as_ref() == Some(within),
+            (Some(acquire), Within::Lease(lease)) => {
                 grant.claim.lease == Some(*lease) && model.answered.contains(&(grant.token, acquire.clone()))
             }
             // An owner names what made its own lease; the ids of acquires on a lease are the lease's own.
-            GrantRef::Request(acquire, Requester::Owner(owner)) => model.done.iter().any(|done| {
-                done.within == Within::Owner(owner.clone())
+            (Some(acquire), Within::Owner(_)) => model.done.iter().any(|done| {
+                done.within == within
                     && done.request == *acquire
                     && matches!(done.reply, Reply::Granted { token, .. } if token == grant.token)
             }),
-        })?;
+        });
+        let grant = match (grant, given_up) {
+            (Err(refusal), Some(_)) if waits_elsewhere => return Err(refusal),
+            (Err(_), Some(acquire)) => {
+                self.give_up(&within, acquire, command);
+                return Ok(Reply::Released);
+            }
+            (Err(refusal), None) => return Err(refusal),
+            (Ok(grant), _) => grant,
+        };
+        if let Some(acquire) = given_up {
+            self.grants.retain(|other| other.token != grant.token);
+            self.tell_of_grant(ChangeKind::Freed(Cause::Released), &grant);
+            self.give_up(&within, acquire, command);
+            return Ok(Reply::Released);
+        }
         self.once(&within, request, command, |model| {
             check_token(&grant, *token)?;
             model.grants.retain(|other| other.token != grant.token);
@@ -364,8 +409,21 @@ impl Model {
         })
     }
 
+    /// An acquire that had no effect has none any more; a lease that is gone needs no such word.
+    fn give_up(&mut self, within: &Within, acquire: &RequestId, command: &Command) {
+        let is_known = self.done.iter().any(|done| done.within == *within && done.request == *acquire);
+        let is_gone = match within {
+            Within::Lease(lease) => self.leases.iter().all(|known| known.id != *lease),
+            Within::Owner(_) => false,
+        };
+        if !is_known && !is_gone {
+            let (within, request, command) = (within.clone(), acquire.clone(), command.clone());
+            self.done.push(Done { within, request, command, reply: Reply::GivenUp });
+        }
+    }
+
     fn set_value(&mut self, command: &Command) -> Result<Reply, Refusal> {
-        let Command::SetValue { lock, owner, lease, token, value, request } = command else {
+        let Command::SetValue { lock, owner, lease, token, value, request, .. } = command else {
             panic!("not a set value: {command:?}");
         };
         self.running(*lease, owner)?;
@@ -545,6 +603,8 @@ impl Model {
             scope,
             value,
             since_unix_ms,
+            at_unix_ms: 0,
+            actor: None,
         }));
     }
 
@@ -561,6 +621,8 @@ impl Model {
             scope: claim.scope,
             value: Value::default(),
             since_unix_ms: 0,
+            at_unix_ms: 0,
+            actor: None,
         }));
     }
 

@@ -235,9 +235,14 @@ impl World {
                 return self.waits[self.dice.below(self.waits.len() as u64) as usize].clone();
             }
             0..=5 => return self.some_wait(lock, owner, lease, request),
-            6 | 7 => {
-                Command::Release { lock, grant: GrantRef::Lease(lease), token: None, since_unix_ms, request }
-            }
+            6 | 7 => Command::Release {
+                lock,
+                grant: GrantRef::Lease(lease),
+                token: None,
+                actor: None,
+                since_unix_ms,
+                request,
+            },
             8 => match self.waits.last().cloned() {
                 Some(Request::Wait {
                     command: Command::Acquire { lock, owner, with, request: acquire, .. },
@@ -248,12 +253,12 @@ impl World {
                         AcquireWith::NewLease(_) => Requester::Owner(owner),
                     };
                     let grant = GrantRef::Request(acquire, requester);
-                    Command::Release { lock, grant, token: None, since_unix_ms, request }
+                    Command::Release { lock, grant, token: None, actor: None, since_unix_ms, request }
                 }
                 _ => return Request::Read(Query::Revision),
             },
             9 => return Request::Renew { lease, holds: None },
-            10 => Command::RevokeLease { lease, owner, since_unix_ms, request },
+            10 => Command::RevokeLease { lease, owner, actor: None, since_unix_ms, request },
             _ => {
                 let owner = OwnerId::parse("somebody").expect("a good owner");
                 Command::CreateLease { owner, ttl: Ttl::parse(2).expect("a good ttl"), request }

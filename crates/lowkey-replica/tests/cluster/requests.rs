@@ -87,11 +87,11 @@ impl<'a> Words<'a> {
             },
             "revoke" => {
                 let lease = LeaseId(self.at(0)?.parse()?);
-                Command::RevokeLease { lease, owner: self.owner(1)?, since_unix_ms, request }
+                Command::RevokeLease { lease, owner: self.owner(1)?, actor: None, since_unix_ms, request }
             }
             "release" => {
                 let (lock, grant, token) = (self.lock()?, self.grant()?, self.token()?);
-                Command::Release { lock, grant, token, since_unix_ms, request }
+                Command::Release { lock, grant, token, actor: None, since_unix_ms, request }
             }
             "set_value" => Command::SetValue {
                 lock: self.lock()?,
@@ -99,6 +99,7 @@ impl<'a> Words<'a> {
                 lease: self.lease()?.ok_or("a lease is needed")?,
                 token: self.token()?,
                 value: self.value()?,
+                since_unix_ms: 0,
                 request,
             },
             "add_member" => {

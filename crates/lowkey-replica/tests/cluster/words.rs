@@ -144,6 +144,7 @@ fn reply_words(reply: &Reply) -> String {
         }
         Reply::Waiting { ticket } => format!("waiting in place {ticket}"),
         Reply::Released => "released".to_owned(),
+        Reply::GivenUp => "given up".to_owned(),
         Reply::ValueSet { revision } => format!("value set at {revision}"),
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
@@ -168,6 +169,7 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::TooManyLocks { lease } => format!("TOO_MANY_LOCKS lease {lease}"),
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
+        Refusal::GivenUp { request } => format!("GIVEN_UP {request}"),
         Refusal::NodeNameTaken { name, .. } => format!("NODE_NAME_TAKEN {name}"),
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),

@@ -221,6 +221,13 @@ fn refused(refusal: Refusal) -> ApiError {
             Reason::LimitLocksPerLease,
             format!("lease {lease} holds or awaits {LOCKS_PER_LEASE_MAX} locks, as many as a lease may"),
         ),
+        Refusal::GivenUp { request } => ApiError::new(
+            Reason::WaitCancelled,
+            format!(
+                "the acquire {request} was given up before, by a release that named its request id; to try again, \
+                 use another request id"
+            ),
+        ),
         Refusal::RequestReused { request } => ApiError::invalid(
             "request_id",
             format!("{request} was used before, for something else; every operation needs an id of its own"),

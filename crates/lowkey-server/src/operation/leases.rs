@@ -13,7 +13,7 @@ use lowkey_core::{
 use lowkey_replica::{Query, Remaining, Request, Response};
 
 use super::reads::{count, mode, page_size, page_token, read, remaining_ms, scope, unix_ms};
-use super::{Operation, lease_id, unexpected, with_request_id};
+use super::{Operation, actor, lease_id, unexpected, with_request_id};
 
 impl Operation for CreateLeaseRequest {
     type Response = CreateLeaseResponse;
@@ -162,6 +162,7 @@ impl Operation for RevokeLeaseRequest {
         Ok(Request::Command(Command::RevokeLease {
             lease: lease_id(self.lease_id)?,
             owner: OwnerId::parse(&self.owner_id)?,
+            actor: actor(&self.actor)?,
             since_unix_ms: 0,
             request: RequestId::parse(&self.request_id)?,
         }))

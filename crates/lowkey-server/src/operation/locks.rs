@@ -13,7 +13,7 @@ use lowkey_core::{
 };
 use lowkey_replica::{Request, Response};
 
-use super::{Operation, lease_id, unexpected, with_request_id};
+use super::{Operation, actor, lease_id, unexpected, with_request_id};
 
 impl Operation for AcquireLockRequest {
     type Response = AcquireLockResponse;
@@ -120,13 +120,14 @@ impl Operation for ReleaseLockRequest {
                     0 => Requester::Owner(OwnerId::parse(&self.owner_id)?),
                     lease => Requester::Lease(LeaseId(lease)),
                 };
-                GrantRef::Request(acquire, requester)
+                GrantRef::GivenUp(acquire, requester)
             }
         };
         Ok(Request::Command(Command::Release {
             lock: LockName::parse(&self.lock_name)?,
             grant,
             token: given_token(self.fencing_token),
+            actor: actor(&self.actor)?,
             since_unix_ms: 0,
             request: RequestId::parse(&self.request_id)?,
         }))
@@ -154,6 +155,7 @@ impl Operation for ProclaimRequest {
             lease: lease_id(self.lease_id)?,
             token: given_token(self.fencing_token),
             value: Value::parse(&self.value)?,
+            since_unix_ms: 0,
             request: RequestId::parse(&self.request_id)?,
         }))
     }

@@ -16,7 +16,7 @@ mod reads;
 use std::time::Duration;
 
 use lowkey_api::{ApiError, Reason};
-use lowkey_core::{Invalid, LeaseId};
+use lowkey_core::{Invalid, LeaseId, OwnerId};
 use lowkey_replica::{Request, Response};
 
 pub(crate) use cluster::{parse_address, parse_hex};
@@ -79,6 +79,17 @@ fn lease_id(lease: u64) -> Result<LeaseId, Invalid> {
     match lease {
         0 => Err(Invalid::new("lease_id", "must name a lease; ids start at 1")),
         lease => Ok(LeaseId(lease)),
+    }
+}
+
+/// Who asks, if that was said.
+fn actor(actor: &str) -> Result<Option<OwnerId>, Invalid> {
+    match actor {
+        "" => Ok(None),
+        actor => match OwnerId::parse(actor) {
+            Ok(actor) => Ok(Some(actor)),
+            Err(invalid) => Err(Invalid::new("actor", invalid.problem)),
+        },
     }
 }
 

@@ -50,7 +50,10 @@ impl Observer {
     fn take_in(&mut self, told: &Told) -> Option<ObserveEvent> {
         match &told.what {
             What::Change(recorded) if self.follow(&recorded.change) => {
-                Some(self.event(words::event_type(recorded.change.kind), recorded.position, told.in_touch))
+                let change = &recorded.change;
+                let event = self.event(words::event_type(change.kind), recorded.position, told.in_touch);
+                let (at_unix_ms, actor) = (words::at_unix_ms(change), words::actor(change));
+                Some(ObserveEvent { at_unix_ms, actor, ..event })
             }
             What::Change(_) => None,
             What::Heartbeat(position) => Some(self.event(EventType::Heartbeat, *position, told.in_touch)),

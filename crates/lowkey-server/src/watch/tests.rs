@@ -45,6 +45,8 @@ fn change(kind: ChangeKind, lock: &str, token: u64) -> Change {
         scope: Scope::Name,
         value: Value::default(),
         since_unix_ms: 0,
+        at_unix_ms: 0,
+        actor: None,
     }
 }
 

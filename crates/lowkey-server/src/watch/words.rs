@@ -33,7 +33,24 @@ fn change_event(change: &Change, position: Position) -> WatchEvent {
         mode: mode(change.mode).into(),
         scope: scope(change.scope).into(),
         value: change.value.as_str().to_owned(),
+        at_unix_ms: at_unix_ms(change),
+        actor: actor(change),
         ..bare_event(event_type(change.kind), position)
+    }
+}
+
+/// When it was proposed.
+pub(super) fn at_unix_ms(change: &Change) -> i64 {
+    i64::try_from(change.at_unix_ms).unwrap_or(i64::MAX)
+}
+
+/// At whose wish a grant ended: its owner's, unless somebody else said so. An expiry was nobody's wish.
+pub(super) fn actor(change: &Change) -> String {
+    match change.kind {
+        ChangeKind::Freed(Cause::Released | Cause::Revoked) => {
+            change.actor.as_ref().unwrap_or(&change.owner).to_string()
+        }
+        _ => String::new(),
     }
 }
 

@@ -116,8 +116,9 @@ impl Client {
         };
         let release = Request::Command(Command::Release {
             lock: lock.clone(),
-            grant: GrantRef::Request(request.clone(), requester),
+            grant: GrantRef::GivenUp(request.clone(), requester),
             token: None,
+            actor: None,
             since_unix_ms: 0,
             request: self.next_request_id(),
         });
@@ -172,6 +173,7 @@ impl Client {
                     Request::Command(Command::RevokeLease {
                         lease: lease.id,
                         owner,
+                        actor: None,
                         since_unix_ms: 0,
                         request,
                     })
@@ -207,7 +209,7 @@ impl Client {
 
     fn release(&self, lock: LockName, grant: GrantRef, token: Option<Token>) -> Request {
         let request = self.next_request_id();
-        Request::Command(Command::Release { lock, grant, token, since_unix_ms: 0, request })
+        Request::Command(Command::Release { lock, grant, token, actor: None, since_unix_ms: 0, request })
     }
 
     /// A holder shows something else.
@@ -220,6 +222,7 @@ impl Client {
             lease,
             token: random.one_in(2).then_some(hold.token),
             value: self.next_value(),
+            since_unix_ms: 0,
             request: self.next_request_id(),
         })
     }

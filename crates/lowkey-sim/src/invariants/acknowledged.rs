@@ -8,9 +8,9 @@
 //! what is committed now. An operation that was never answered may take effect at any time or never.
 //! How reads are judged stands in `reads.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::{Command, InTheWay, LockName, Refusal, Reply, RequestId, Token};
+use lowkey_core::{Command, GrantRef, InTheWay, LockName, Refusal, Reply, RequestId, Requester, Token};
 use lowkey_replica::{Failure, Request, Response};
 
 use super::chronicle::Held;
@@ -30,6 +30,10 @@ pub(crate) struct Acknowledged {
     freed: BTreeMap<Token, u64>,
     /// The revisions at which waits were cancelled, by request.
     cancelled: BTreeMap<RequestId, Vec<u64>>,
+    /// R10: acquires that a committed release gave up.
+    given_up: BTreeSet<RequestId>,
+    /// Acquires that were granted.
+    granted: BTreeSet<RequestId>,
     pub(crate) count: u64,
 }
 
@@ -53,6 +57,9 @@ impl Acknowledged {
                 Event::Changed(Change { kind: ChangeKind::Freed(_), token: Some(token), .. }) => {
                     self.freed.insert(*token, committed.index);
                 }
+                Event::WaitEnded { ticket, end: WaitEnd::Granted(_) } => {
+                    self.granted.extend(ledger.place(*ticket).map(|place| place.request.clone()));
+                }
                 Event::WaitEnded { ticket, end: WaitEnd::Cancelled { .. } } => {
                     if let Some(place) = ledger.place(*ticket) {
                         self.cancelled.entry(place.request.clone()).or_default().push(committed.index);
@@ -61,10 +68,18 @@ impl Acknowledged {
                 _ => {}
             }
         }
+        if let (Command::Acquire { request, .. }, Ok(Reply::Granted { .. })) =
+            (&committed.command, &committed.applied.reply)
+        {
+            self.granted.insert(request.clone());
+        }
         if let Command::Release { request, .. } | Command::SetValue { request, .. } = &committed.command
             && committed.applied.reply.is_ok()
         {
             self.effects.entry(request.clone()).or_insert(committed.index);
+            if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command {
+                self.given_up.insert(acquire.clone());
+            }
         }
     }
 
@@ -92,6 +107,32 @@ impl Acknowledged {
             (Ok(response), Request::ReadStale(query)) => {
                 reads::check(ledger, query, response).map_err(wrong)?;
                 return Ok(());
+            }
+            // To give up again, or what no lease is left for, needs no entry.
+            (
+                Ok(Response::Applied(Reply::Released)),
+                Request::Command(Command::Release {
+                    grant: GrantRef::GivenUp(acquire, requester),
+                    request,
+                    ..
+                }),
+            ) if !self.effects.contains_key(request) => {
+                let is_gone = match requester {
+                    Requester::Lease(lease) => {
+                        ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_some())
+                    }
+                    Requester::Owner(_) => false,
+                };
+                return match is_gone || self.given_up.contains(acquire) || self.granted.contains(acquire) {
+                    true => Ok(()),
+                    false => Err(wrong(format!("{acquire} was said to be given up, and never was"))),
+                };
+            }
+            (Err(Failure::Refused(Refusal::GivenUp { request })), _) => {
+                return match self.given_up.contains(request) {
+                    true => Ok(()),
+                    false => Err(wrong(format!("{request} was refused as given up, and never was"))),
+                };
             }
             (Ok(Response::Applied(reply) | Response::GrantedAfter { reply, .. }), request) => {
                 let Some(command) = command_of(request) else { return Ok(()) };
@@ -232,6 +273,7 @@ impl Case<'_> {
                 | Refusal::TooManyWaiters { .. }
                 | Refusal::TooManyLocks { .. }
                 | Refusal::RequestReused { .. }
+                | Refusal::GivenUp { .. }
                 | Refusal::NodeNameTaken { .. }
                 | Refusal::NodeNotFound { .. }
                 | Refusal::LastNode { .. }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::{Change, ChangeKind, Command, Event, RequestId, Ticket, WaitEnd};
+use lowkey_core::{Change, ChangeKind, Command, Event, GrantRef, RequestId, Ticket, WaitEnd};
 
 use super::{Check, Committed, broken};
 
@@ -14,6 +14,8 @@ pub(crate) struct Requests {
     /// The simulated clients never use an id twice, so that ids alone tell operations apart.
     effective: BTreeSet<RequestId>,
     waiting: BTreeMap<RequestId, Ticket>,
+    /// R10: acquires that a committed release gave up: they have no effect any more.
+    given_up: BTreeSet<RequestId>,
 }
 
 impl Requests {
@@ -41,6 +43,11 @@ impl Requests {
             | Command::RemoveMember { .. }
             | Command::EndQuarantine => return Ok(()),
         };
+        if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command
+            && committed.applied.reply.is_ok()
+        {
+            self.given_up.insert(acquire.clone());
+        }
         if committed.applied.events.is_empty() {
             return Ok(());
         }
@@ -58,6 +65,9 @@ impl Requests {
                 format!("request {request} was granted and waits at {}", committed.index),
             );
         }
+        if self.given_up.contains(request) {
+            return broken("requests", format!("request {request} waits at {}, given up", committed.index));
+        }
         match self.waiting.insert(request.clone(), Ticket(committed.index)) {
             Some(first) => broken(
                 "requests",
@@ -68,6 +78,12 @@ impl Requests {
     }
 
     fn has_effect(&mut self, request: &RequestId, committed: &Committed) -> Check {
+        if self.given_up.contains(request) {
+            return broken(
+                "requests",
+                format!("request {request} had its effect at {}, given up before", committed.index),
+            );
+        }
         match self.effective.insert(request.clone()) {
             true => Ok(()),
             false => {

@@ -5,7 +5,7 @@
 //! on, and hears of no timeout; who gives up has nothing afterwards, whichever came first, and is told so as
 //! often as it asks.
 
-use lowkey_core::{AcquireWith, Reply, Token};
+use lowkey_core::{AcquireWith, Refusal, Reply, Token};
 use lowkey_replica::{Failure, MessageType, Response};
 
 use super::script::{ANN, Asked, BOB, CAROL, N1, Script, ensure, granted, ttl};
@@ -125,6 +125,43 @@ pub(super) fn and_given_up(script: &mut Script) -> Check {
         ensure(as_it_was, || format!("the wait was answered {told:?}"))?;
         ensure(script.holder().is_none() && !script.believes(BOB), || "Bob still has it".into())?;
         script.advance(100)?;
+    }
+    script.end(20)
+}
+
+/// Bob asks a node that does not lead, and gives up at the one that does: nothing is there to end. Then the copy that
+/// was still under way arrives. Or he gives up while he waits, and a copy of that arrives.
+pub(super) fn before_it_came(script: &mut Script) -> Check {
+    for waits in [false, true] {
+        let (lease, ann) = script.take_lock(ANN, N1, 20)?;
+        let with = AcquireWith::Lease(script.take_lease(BOB, N1, 20)?);
+        let asked = match waits {
+            true => script.wait_in_line(BOB, N1, with, 5_000)?,
+            false => {
+                let request = script.acquire_waiting(BOB, with, 5_000);
+                let follower = script.others(N1)[0];
+                script.ask(BOB, follower, request)
+            }
+        };
+        script.advance(20)?;
+        let give_up = script.give_up(&asked);
+        let gives_up = script.ask(BOB, N1, give_up);
+        script.until("Bob is rid of it", 50, |script| script.is_answered(&gives_up))?;
+        let told = script.answers(&gives_up);
+        ensure(matches!(told, [Ok(Response::Applied(Reply::Released))]), || {
+            format!("Bob was told {told:?}")
+        })?;
+        let answers = script.answers(&asked).len();
+        script.send(&asked, N1);
+        script.until("the late copy is answered", 50, |script| script.answers(&asked).len() > answers)?;
+        let told = script.answers(&asked).last().cloned();
+        ensure(matches!(told, Some(Err(Failure::Refused(Refusal::GivenUp { .. })))), || {
+            format!("the late copy was told {told:?}")
+        })?;
+        let release = script.release(ANN, lease, ann);
+        script.ask(ANN, N1, release);
+        script.advance(100)?;
+        ensure(script.holder().is_none() && !script.believes(BOB), || "Bob has it".into())?;
     }
     script.end(20)
 }

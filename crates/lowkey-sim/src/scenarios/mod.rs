@@ -114,6 +114,7 @@ pub const ALL: &[Scenario] = &[
     in_line("a_cancelled_wait_before_its_grant", cancelled::before_the_grant),
     in_line("a_cancelled_wait_racing_its_reconnect", cancelled::and_its_reconnect),
     in_line("a_wait_that_is_given_up_as_it_is_granted", cancelled::and_given_up),
+    in_line("an_acquire_that_is_given_up_before_it_came", cancelled::before_it_came),
     in_line("a_place_is_kept_for_who_comes_back", places::kept_for_who_comes_back),
     in_line("a_place_is_kept_for_five_seconds", places::kept_for_five_seconds),
     in_line("a_waiter_learns_at_once_that_its_lease_is_gone", places::lost_with_its_lease),

@@ -73,7 +73,7 @@ pub(super) fn lost_with_its_lease(script: &mut Script) -> Check {
     let bob = script.wait_in_line(BOB, N1, AcquireWith::Lease(lease), 8_000)?;
     let owner = script.world.clients[BOB].owner.clone();
     let request = script.world.clients[BOB].next_request_id();
-    let revoke = Command::RevokeLease { lease, owner, since_unix_ms: 0, request };
+    let revoke = Command::RevokeLease { lease, owner, actor: None, since_unix_ms: 0, request };
     let revoked = script.ask(BOB, N1, Request::Command(revoke));
     script.until("the lease is revoked", 50, |script| script.is_answered(&revoked))?;
     script.advance(1)?;

@@ -383,9 +383,16 @@ impl Script {
             AcquireWith::Lease(lease) => Requester::Lease(*lease),
             AcquireWith::NewLease(_) => Requester::Owner(owner.clone()),
         };
-        let (lock, grant) = (lock.clone(), GrantRef::Request(request.clone(), requester));
+        let (lock, grant) = (lock.clone(), GrantRef::GivenUp(request.clone(), requester));
         let request = self.request_id(asked.client);
-        Request::Command(Command::Release { lock, grant, token: None, since_unix_ms: 0, request })
+        Request::Command(Command::Release {
+            lock,
+            grant,
+            token: None,
+            actor: None,
+            since_unix_ms: 0,
+            request,
+        })
     }
 
     /// Who waits for the lock, by the log, first come first.
@@ -405,6 +412,7 @@ impl Script {
             lock: lock(),
             grant,
             token,
+            actor: None,
             since_unix_ms: 0,
             request: self.request_id(client),
         })
