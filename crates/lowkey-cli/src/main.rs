@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use commands::{bench, changes, completions, detached, dev, locks, member, recover, run, status};
+use commands::{bench, changes, completions, detached, dev, leases, locks, member, recover, run, status};
 use exit::Failure;
 
 /// Requests are made on one thread and dropped on another, and memory that a burst needed is to go back afterwards:
@@ -47,6 +47,10 @@ enum Command {
     Release(detached::ReleaseArgs),
     /// Start the time of a lease anew
     Renew(detached::RenewArgs),
+    /// End the hold of another: ends the lease, and says whose it was and what it held
+    Revoke(leases::RevokeArgs),
+    /// Show leases: whose they are, what they hold, how long they live
+    Lease(leases::LeaseArgs),
     /// List locks that are held or waited for
     Ls(locks::LsArgs),
     /// Show who holds a lock, and who waits for it
@@ -87,7 +91,8 @@ fn main() -> ExitCode {
         return Failure::new(exit::USAGE, problem).report(as_json);
     }
     let shape = shape_with_command(&args);
-    match Cli::try_parse_from(with_default_command(args, server_flag_in_environment())) {
+    let args = with_default_command(args, server_flag_in_environment());
+    match Cli::try_parse_from(&args).map_err(without_dangerous_tip) {
         Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -96,9 +101,49 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             let advice = shape.filter(|_| is_out_of_place(&error)).unwrap_or("try --help");
-            Failure::new(exit::USAGE, format!("{}; {advice}", one_line(&error))).report(as_json)
+            let variable = variable_of(&error, &args);
+            let variable = variable.map(|name| format!("; it comes from the environment variable {name}"));
+            let problem = format!("{}{}; {advice}", one_line(&error), variable.unwrap_or_default());
+            Failure::new(exit::USAGE, problem).report(as_json)
         }
     }
+}
+
+/// `recover` makes a new cluster, and is not what anybody means who mistyped `revoke`.
+fn without_dangerous_tip(mut error: clap::Error) -> clap::Error {
+    let tips = match error.remove(ContextKind::SuggestedSubcommand) {
+        Some(ContextValue::String(tip)) => vec![tip],
+        Some(ContextValue::Strings(tips)) => tips,
+        _ => return error,
+    };
+    let typed = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(typed)) => typed.clone(),
+        _ => String::new(),
+    };
+    let tips: Vec<String> =
+        tips.into_iter().filter(|tip| tip != "recover" || typed.starts_with("rec")).collect();
+    if !tips.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(tips));
+    }
+    error
+}
+
+/// The environment variable that a wrong value came from.
+fn variable_of(error: &clap::Error, args: &[OsString]) -> Option<String> {
+    let context = |kind: ContextKind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let (arg, value) = (context(ContextKind::InvalidArg)?, context(ContextKind::InvalidValue)?);
+    let flag = arg.split([' ', '=']).next()?;
+    let is_typed = args.iter().filter_map(|arg| arg.to_str()).any(|arg| arg.split('=').next() == Some(flag));
+    let cli = Cli::command();
+    let command = cli.find_subcommand(args.get(1)?)?;
+    let named = command
+        .get_arguments()
+        .find(|arg| arg.get_long().map(|long| format!("--{long}")).as_deref() == Some(flag))?;
+    let variable = named.get_env()?.to_str()?;
+    (!is_typed && std::env::var(variable) == Ok(value)).then(|| variable.to_owned())
 }
 
 /// Whether a word is missing, or stands where none belongs: no flag that is spelled wrong.
@@ -128,6 +173,8 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Acquire(args) => detached::acquire(&args),
         Command::Release(args) => detached::release(&args),
         Command::Renew(args) => detached::renew(&args),
+        Command::Revoke(args) => leases::revoke(&args),
+        Command::Lease(args) => leases::lease(&args),
         Command::Ls(args) => locks::ls(&args),
         Command::Get(args) => locks::get(&args),
         Command::Check(args) => locks::check(&args),
@@ -147,7 +194,7 @@ fn carry_out(command: Command) -> ExitCode {
 fn misplaced_flag(args: &[OsString]) -> Option<&'static str> {
     let first = args.get(1)?.to_str()?;
     let name = first.split_once('=').map_or(first, |(name, _)| name);
-    ["--endpoints", "--connect-timeout", "--json"].into_iter().find(|flag| *flag == name)
+    ["--endpoints", "--connect-timeout", "--json", "--wide"].into_iter().find(|flag| *flag == name)
 }
 
 /// Whether errors are to be told as JSON, as far as can be said of a command line that may be wrong: what stands behind

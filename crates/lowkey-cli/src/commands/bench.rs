@@ -339,7 +339,7 @@ impl Output {
         let feed = match args.json {
             true => None,
             false => Some(
-                Feed::start(COLUMNS)
+                Feed::start(COLUMNS, true)
                     .map_err(|error| Failure::new(exit::NO, format!("cannot write the output: {error}")))?,
             ),
         };
@@ -441,7 +441,7 @@ fn print_ratios(ratios: &[Ratio], as_json: bool) -> io::Result<()> {
     if io::stdout().is_terminal() {
         writeln!(io::stdout())?;
     }
-    table.print()
+    table.print(true)
 }
 
 /// To about three digits.

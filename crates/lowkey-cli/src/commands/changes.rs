@@ -1,19 +1,25 @@
 //! `leader`, `watch`: who leads, and what happens.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use futures::{Stream, StreamExt as _};
 use lowkey_client::api::{LockHolder, WatchEvent};
-use lowkey_client::{Error, Observation};
+use lowkey_client::{Client, Error, Observation};
+use tokio::time::sleep;
 
 use super::interrupts::Interrupts;
 use super::locks::how;
-use super::{ServiceArgs, printed};
+use super::{SILENCE, ServiceArgs, printed};
 use crate::exit::Failure;
 use crate::output::{Feed, Table, print_json, utc};
+
+/// How often it is looked whether a node is reached.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
 pub(crate) struct LeaderArgs {
@@ -47,10 +53,10 @@ pub(crate) fn leader(args: &LeaderArgs) -> ExitCode {
     service.carry_out(async {
         let client = service.connect().await?;
         if args.watch {
-            return follow_leader(service, client.observe(&args.name)).await;
+            return follow_leader(service, &client, client.observe(&args.name)).await;
         }
         // An election is a lock; its holder leads.
-        let lock = client.get(&args.name).await.map_err(|error| service.failure(&error))?;
+        let lock = service.ask(client.get(&args.name)).await?;
         let leader = lock.holders.first();
         if service.json {
             return printed(print_json(&leader));
@@ -59,7 +65,7 @@ pub(crate) fn leader(args: &LeaderArgs) -> ExitCode {
         if let Some(leader) = leader {
             table.row(leader_cells(leader));
         }
-        printed(table.print())
+        printed(table.print(service.wide))
     })
 }
 
@@ -75,10 +81,11 @@ fn leader_cells(leader: &LockHolder) -> [String; 5] {
 
 async fn follow_leader(
     service: &ServiceArgs,
+    client: &Client,
     observations: impl Stream<Item = Result<Observation, Error>>,
 ) -> Result<u8, Failure> {
     let columns = &[("LEADER", 32), ("VALUE", 32), ("LEASE", 6), ("TOKEN", 6), ("SINCE", 20)];
-    follow(service, columns, observations, |observation, feed| match (feed, &observation.leader) {
+    follow(service, client, columns, observations, |observation, feed| match (feed, &observation.leader) {
         (None, leader) => print_json(leader),
         (Some(feed), Some(leader)) => feed.row(leader_cells(leader)),
         // Nobody leads: that is a change, too.
@@ -105,7 +112,7 @@ pub(crate) fn watch(args: &WatchArgs) -> ExitCode {
             ("HOW", 9),
             ("VALUE", 5),
         ];
-        follow(service, columns, watch, |event, feed| match feed {
+        follow(service, &client, columns, watch, |event, feed| match feed {
             None => print_json(&event),
             Some(feed) => feed.row(event_cells(&event)),
         })
@@ -126,26 +133,48 @@ fn event_cells(event: &WatchEvent) -> [String; 8] {
     ]
 }
 
+/// Says on standard error when no node has been reached for a while, and when one is again: otherwise nobody could tell
+/// that from a time in which nothing happens.
+async fn tell_of_silence(service: &ServiceArgs, client: &Client) -> Infallible {
+    loop {
+        let mut silent_for = Duration::ZERO;
+        while silent_for < SILENCE {
+            sleep(LOOK_INTERVAL).await;
+            silent_for =
+                if client.endpoint().is_empty() { silent_for + LOOK_INTERVAL } else { Duration::ZERO };
+        }
+        let endpoints = service.endpoints.join(",");
+        service.remark(&format!("still trying to reach {endpoints}; changes of the meantime are told then"));
+        while client.endpoint().is_empty() {
+            sleep(LOOK_INTERVAL).await;
+        }
+        service.remark(&format!("{} answers", client.endpoint()));
+    }
+}
+
 /// Tells of everything that a stream brings, as JSON (without a feed) or in lines, until somebody has had enough.
 async fn follow<T>(
     service: &ServiceArgs,
+    client: &Client,
     columns: &'static [(&'static str, usize)],
     stream: impl Stream<Item = Result<T, Error>>,
     tell: impl Fn(T, Option<&Feed>) -> io::Result<()>,
 ) -> Result<u8, Failure> {
     let feed = match service.json {
         true => None,
-        false => match Feed::start(columns) {
+        false => match Feed::start(columns, service.wide) {
             Ok(feed) => Some(feed),
             Err(error) => return printed(Err(error)),
         },
     };
     let mut stream = pin!(stream);
     let mut interrupts = Interrupts::listen()?;
+    let mut silence = pin!(tell_of_silence(service, client));
     loop {
         let item = tokio::select! {
             item = stream.next() => item,
             code = interrupts.next() => return Ok(code),
+            never = &mut silence => match never {},
         };
         let Some(item) = item else { return Ok(0) };
         let item = item.map_err(|error| service.failure(&error))?;

@@ -11,7 +11,7 @@ use lowkey_client::Detached;
 use serde_json::json;
 
 use super::interrupts::Interrupts;
-use super::{Patience, ServiceArgs, WaitArgs, parse_number, printed};
+use super::{OwnerArgs, Patience, ServiceArgs, WaitArgs, parse_number, printed};
 use crate::duration::parse_ttl;
 use crate::exit::{self, Failure};
 use crate::output::{Table, print_json};
@@ -44,6 +44,9 @@ pub(crate) struct AcquireArgs {
     value: String,
 
     #[command(flatten)]
+    owner: OwnerArgs,
+
+    #[command(flatten)]
     service: ServiceArgs,
 }
 
@@ -59,6 +62,9 @@ pub(crate) struct ReleaseArgs {
     /// The fencing token of the grant: no other is given back
     #[arg(long, value_name = "TOKEN", value_parser = parse_number)]
     token: u64,
+
+    #[command(flatten)]
+    owner: OwnerArgs,
 
     #[command(flatten)]
     service: ServiceArgs,
@@ -77,7 +83,7 @@ pub(crate) struct RenewArgs {
 pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
-        let client = service.connect().await?;
+        let client = service.connect_as(args.owner.name()).await?;
         let mut lock = client.detached(&args.name, args.ttl).value(&args.value);
         if args.shared {
             lock = lock.shared();
@@ -103,7 +109,7 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
                 return Ok(code);
             }
         };
-        if let Err(error) = tell(&grant, service.json) {
+        if let Err(error) = tell(&grant, service) {
             // A lock whose numbers nobody has could not be given back by anybody.
             let released = client.release_lock(&grant.name, grant.lease_id, grant.token).await;
             let outcome = match released {
@@ -119,9 +125,9 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
     })
 }
 
-fn tell(grant: &Detached, as_json: bool) -> io::Result<()> {
+fn tell(grant: &Detached, service: &ServiceArgs) -> io::Result<()> {
     let (lease, token) = (grant.lease_id.to_string(), grant.token.to_string());
-    if as_json {
+    if service.json {
         return print_json(&json!({
             "lockName": grant.name,
             "leaseId": lease,
@@ -133,15 +139,25 @@ fn tell(grant: &Detached, as_json: bool) -> io::Result<()> {
     }
     let mut table = Table::new(&["LOCK", "LEASE", "TOKEN", "TTL"]);
     table.row([grant.name.clone(), lease, token, format!("{}s", grant.ttl.as_secs())]);
-    table.print()
+    table.print(service.wide)
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
-        let client = service.connect().await?;
+        let client = service.connect_as(args.owner.name()).await?;
+        // Only to warn: what cannot be seen is released all the same.
+        let seen = client.get(&args.name).await.map(|lock| lock.holders).unwrap_or_default();
+        let holder = seen.into_iter().find(|holder| (holder.lease_id, holder.fencing_token) == (args.lease, args.token));
         let released = client.release_lock(&args.name, args.lease, args.token).await;
         released.map_err(|error| service.failure_with(&error, &args.name))?;
+        if let Some(holder) = holder.filter(|holder| holder.owner_id != client.owner()) {
+            service.remark(&format!(
+                "{} was held by {}, which may work on until its next renewal, beside the next holder; `lowkey revoke {}` ends \
+                 all that a holder has, and says what",
+                args.name, holder.owner_id, args.name
+            ));
+        }
         if service.json { printed(print_json(&json!({ "released": true }))) } else { Ok(0) }
     })
 }
@@ -159,6 +175,6 @@ pub(crate) fn renew(args: &RenewArgs) -> ExitCode {
         }
         let mut table = Table::new(&["LEASE", "TTL"]);
         table.row([args.lease.to_string(), format!("{}s", ttl.as_secs())]);
-        printed(table.print())
+        printed(table.print(service.wide))
     })
 }

@@ -1,5 +1,6 @@
 //! `ls`, `get`, `check`: who holds what.
 
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use super::{ServiceArgs, parse_number, printed};
 use crate::exit;
-use crate::output::{Table, print_json, utc};
+use crate::output::{Table, one_line, print_json, time_left, utc};
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
@@ -54,12 +55,12 @@ pub(crate) fn ls(args: &LsArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
         let client = service.connect().await?;
-        let (locks, watch_from) =
-            client.locks(&args.prefix).await.map_err(|error| service.failure(&error))?;
+        let (locks, watch_from) = service.ask(client.locks(&args.prefix)).await?;
         if service.json {
             return printed(print_json(&Listed { locks, watch_from: watch_from.to_string() }));
         }
-        let mut table = Table::new(&["NAME", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "WAITING", "VALUE"]);
+        let mut table =
+            Table::new(&["NAME", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "WAITING", "VALUE", "LEFT"]);
         for lock in &locks {
             let holders: Vec<Option<&LockHolder>> = match lock.holders.as_slice() {
                 // Waited for, and held by nobody: something above or below it is in the way.
@@ -73,14 +74,14 @@ pub(crate) fn ls(args: &LsArgs) -> ExitCode {
                 table.row(cells);
             }
         }
-        printed(table.print())
+        printed(table.print(service.wide))
     })
 }
 
-/// Owner, lease, token, how, since, value.
-fn holder_cells(holder: Option<&LockHolder>) -> [String; 6] {
+/// Owner, lease, token, how, since, value, and how long the lease lives if it is not renewed again.
+fn holder_cells(holder: Option<&LockHolder>) -> [String; 7] {
     holder.map_or_else(
-        || ["-"; 6].map(str::to_owned),
+        || ["-"; 7].map(str::to_owned),
         |holder| {
             [
                 holder.owner_id.clone(),
@@ -89,6 +90,7 @@ fn holder_cells(holder: Option<&LockHolder>) -> [String; 6] {
                 how(holder.mode(), holder.scope()),
                 utc(holder.since_unix_ms),
                 holder.value.clone(),
+                time_left(holder.remaining()),
             ]
         },
     )
@@ -105,11 +107,11 @@ pub(crate) fn get(args: &GetArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
         let client = service.connect().await?;
-        let lock = client.get(&args.name).await.map_err(|error| service.failure(&error))?;
+        let lock = service.ask(client.get(&args.name)).await?;
         if service.json {
             return printed(print_json(&lock));
         }
-        let mut table = Table::new(&["PLACE", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "VALUE"]);
+        let mut table = Table::new(&["PLACE", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "VALUE", "LEFT"]);
         for holder in &lock.holders {
             table.row(std::iter::once("holder".to_owned()).chain(holder_cells(Some(holder))));
         }
@@ -123,9 +125,16 @@ pub(crate) fn get(args: &GetArgs) -> ExitCode {
                 how(waiter.mode(), waiter.scope()),
                 empty(),
                 empty(),
+                empty(),
             ]);
         }
-        printed(table.print())
+        if lock.holders.is_empty() && lock.waiters.is_empty() {
+            if io::stdout().is_terminal() {
+                return printed(writeln!(io::stdout(), "{} is free", one_line(&args.name)));
+            }
+            table.row(std::iter::once("free".to_owned()).chain(holder_cells(None)));
+        }
+        printed(table.print(service.wide))
     })
 }
 
@@ -133,8 +142,7 @@ pub(crate) fn check(args: &CheckArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
         let client = service.connect().await?;
-        let checked = client.check_token(&args.name, args.token).await;
-        let checked = checked.map_err(|error| service.failure(&error))?;
+        let checked = service.ask(client.check_token(&args.name, args.token)).await?;
         if service.json {
             printed(print_json(&checked))?;
         } else {
@@ -142,7 +150,7 @@ pub(crate) fn check(args: &CheckArgs) -> ExitCode {
             let verdict = if checked.current { "current" } else { "not current" };
             let [owner, _, token, ..] = holder_cells(checked.holder.as_ref());
             table.row([verdict.to_owned(), owner, token]);
-            printed(table.print())?;
+            printed(table.print(service.wide))?;
         }
         Ok(if checked.current { 0 } else { exit::NO })
     })

@@ -107,7 +107,7 @@ async fn list(service: &ServiceArgs) -> Result<u8, Failure> {
     if service.json {
         return printed(print_json(&Listed { members: status.members }));
     }
-    printed(table(&status).print())
+    printed(table(&status).print(service.wide))
 }
 
 /// The members of a cluster as a table.
@@ -149,7 +149,7 @@ async fn add(args: &AddArgs) -> Result<u8, Failure> {
     }
     let mut table = Table::new(&["MEMBER", "ROLE", "RAFT"]);
     table.row([node.clone(), "expected".to_owned(), raft_addr.clone()]);
-    printed(table.print())
+    printed(table.print(service.wide))
 }
 
 async fn remove(args: &WaitingArgs) -> Result<u8, Failure> {
@@ -170,7 +170,7 @@ async fn remove(args: &WaitingArgs) -> Result<u8, Failure> {
     }
     let mut table = Table::new(&["MEMBER", "ROLE"]);
     table.row([node.clone(), "removed".to_owned()]);
-    printed(table.print())
+    printed(table.print(service.wide))
 }
 
 async fn promote(args: &WaitingArgs) -> Result<u8, Failure> {
@@ -190,7 +190,7 @@ async fn promote(args: &WaitingArgs) -> Result<u8, Failure> {
     }
     let mut table = Table::new(&["MEMBER", "ROLE"]);
     table.row([node.clone(), role(&member).to_owned()]);
-    printed(table.print())
+    printed(table.print(service.wide))
 }
 
 fn why_not(member: &Member, told_by_leader: bool) -> String {
@@ -236,5 +236,5 @@ async fn transfer(args: &TransferArgs) -> Result<u8, Failure> {
     }
     let mut table = Table::new(&["MEMBER", "ROLE", "GRPC"]);
     table.row([now.leader_id, "leader".to_owned(), now.leader_address]);
-    printed(table.print())
+    printed(table.print(service.wide))
 }

@@ -3,6 +3,7 @@
 //! - `run/`: a command under a lock (`run`), or as leader (`elect`)
 //! - `detached.rs`: `acquire`, `release`, `renew`, for scripts
 //! - `locks.rs`: `ls`, `get`, `check`
+//! - `leases.rs`: `lease list`, `lease get`, `revoke`
 //! - `changes.rs`: `leader`, `watch`
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `recover.rs`: the one that works on a data directory, with the server's help
@@ -16,26 +17,32 @@ pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
 mod interrupts;
+pub(crate) mod leases;
 pub(crate) mod locks;
 pub(crate) mod member;
 pub(crate) mod recover;
 pub(crate) mod run;
 pub(crate) mod status;
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use lowkey_client::{Client, Error, Reason};
+use nix::unistd::{Uid, User};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::duration::{parse_timeout, parse_wait};
 use crate::exit::{self, Failure};
+use crate::output::say;
 
 /// A wait may be over so much later than it should: the service says by itself that the time is over, and who holds
 /// the lock.
 const WAIT_SLACK: Duration = Duration::from_millis(500);
+
+/// Nobody is left without a word for longer than this.
+pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
 /// Where the service is, and how to talk about it.
 #[derive(Clone, Debug, Args)]
@@ -52,6 +59,32 @@ pub(crate) struct ServiceArgs {
     /// Print JSON: one object, or one a line where there may be many; errors, too
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Show tables in full, also where they are wider than the terminal
+    #[arg(long)]
+    pub(crate) wide: bool,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct OwnerArgs {
+    /// What the owner is called where locks, leases and events are shown [default: user@host]
+    #[arg(long, value_name = "OWNER", env = "LOWKEY_OWNER")]
+    owner: Option<String>,
+}
+
+impl OwnerArgs {
+    /// What it is called.
+    pub(crate) fn name(&self) -> String {
+        self.owner.clone().unwrap_or_else(user_at_host)
+    }
+}
+
+fn user_at_host() -> String {
+    let user = User::from_uid(Uid::current()).ok().flatten().map(|user| user.name);
+    let user = user.unwrap_or_else(|| Uid::current().to_string());
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{user}@{host}")
 }
 
 /// How long to wait for a lock.
@@ -116,13 +149,48 @@ fn parse_endpoint(text: &str) -> Result<String, String> {
 }
 
 impl ServiceArgs {
+    /// Connects, for a command that only looks.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
-        Client::builder(self.endpoints.clone())
+        self.connect_as(user_at_host()).await
+    }
+
+    /// Connects, for a command that does something in somebody's name.
+    pub(crate) async fn connect_as(&self, owner: String) -> Result<Client, Failure> {
+        let connecting = Client::builder(self.endpoints.clone())
+            .owner(owner)
             .connect_timeout(self.connect_timeout)
             .call_timeout(self.connect_timeout)
-            .connect()
-            .await
-            .map_err(|error| self.failure(&error))
+            .connect();
+        self.with_a_word("reach", connecting).await.map_err(|error| self.failure(&error))
+    }
+
+    /// Asks the service, and says on a terminal that it takes long, if it does.
+    pub(crate) async fn ask<T>(&self, asking: impl Future<Output = Result<T, Error>>) -> Result<T, Failure> {
+        self.with_a_word("get an answer of", asking).await.map_err(|error| self.failure(&error))
+    }
+
+    /// Says something on the way, on standard error.
+    pub(crate) fn remark(&self, line: &str) {
+        if self.json {
+            say(&serde_json::json!({ "message": line }).to_string());
+        } else {
+            say(&format!("lowkey: {line}"));
+        }
+    }
+
+    async fn with_a_word<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        if let Ok(done) = timeout(SILENCE, &mut work).await {
+            return done;
+        }
+        // A script wants one line, and only if it came to nothing.
+        if !self.json && io::stderr().is_terminal() {
+            let (endpoints, limit) = (self.endpoints.join(","), self.connect_timeout);
+            self.remark(&format!(
+                "still trying to {what} {endpoints}, for {limit:?} at most (--connect-timeout)"
+            ));
+        }
+        work.await
     }
 
     /// Waits for a lock: until the deadline, if there is one, and for as long as there is a service.

@@ -17,7 +17,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
         let client = service.connect().await?;
-        let status = client.status().await.map_err(|error| service.failure(&error))?;
+        let status = service.ask(client.status()).await?;
         if service.json {
             return printed(print_json(&status));
         }
@@ -45,9 +45,9 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
         {
             table.row([what.to_owned(), value]);
         }
-        printed(table.print())?;
+        printed(table.print(service.wide))?;
         printed(println_if_terminal())?;
-        printed(members.print())
+        printed(members.print(service.wide))
     })
 }
 

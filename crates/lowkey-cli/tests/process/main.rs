@@ -16,6 +16,7 @@ mod commands;
 mod damage;
 mod damaged_follower;
 mod drift;
+mod ease;
 mod electing;
 #[allow(dead_code, reason = "chaos needs more of it")]
 #[path = "../chaos/equipment.rs"]

@@ -387,7 +387,7 @@ fn run_row(terminal: &Terminal, row: &Row, command: &str, name: &str) {
     ];
     let verb = command.split(' ').nth(1).unwrap();
     // Some are about a lock that is held already.
-    let is_held_before = ["release", "renew", "ls", "get", "check"].contains(&verb);
+    let is_held_before = ["release", "renew", "revoke", "lease", "ls", "get", "check"].contains(&verb);
     let grant =
         if is_held_before { terminal.ok(&format!("lowkey acquire {name} --ttl 60s")) } else { String::new() };
     if let [_, lease, token, _] = grant.trim().split('\t').collect::<Vec<_>>()[..] {
@@ -439,7 +439,11 @@ fn run_client(terminal: &Terminal, command: &str, name: &str) {
     let is_right = match command.split(' ').nth(1).unwrap() {
         "run" | "elect" => printed == "done\n",
         "acquire" => line(&format!("{name}\t")) && printed.ends_with("\t60s\n"),
-        "release" => printed.is_empty() && terminal.ok(&format!("lowkey get {name}")).is_empty(),
+        "release" => printed.is_empty() && terminal.ok(&format!("lowkey get {name}")).starts_with("free\t"),
+        "revoke" => {
+            line("revoked lease ") && terminal.ok(&format!("lowkey get {name}")).starts_with("free\t")
+        }
+        "lease" => printed.lines().any(|line| line.split('\t').nth(2) == Some("60s")),
         "renew" => printed.ends_with("\t60s\n"),
         "ls" => line(&format!("{name}\t")),
         "get" => line("holder\t"),
@@ -501,7 +505,7 @@ fn the_script_that_takes_a_lock_works_only_while_it_has_it() {
     }
     terminal.write_program("work/script", &script.text);
     assert_eq!(terminal.ok("sh ./script"), "first-half holder\nsecond-half holder\n");
-    assert_eq!(terminal.ok("lowkey get deploy"), "", "it was given back");
+    assert!(terminal.ok("lowkey get deploy").starts_with("free\t"), "it was given back");
 
     // Somebody else has it.
     terminal.ok("lowkey acquire deploy --ttl 10m");

@@ -1,7 +1,11 @@
 //! How the lock is taken, and given back.
 
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
+use lowkey_client::api::GetLockResponse;
 use lowkey_client::{Client, Error, ErrorKind, LockGuard, Reason, Session};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
@@ -9,8 +13,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Job;
 use super::backoff::Backoff;
 use super::signals::Signals;
-use crate::commands::Patience;
+use crate::commands::{Patience, SILENCE};
 use crate::exit::Failure;
+use crate::output::utc;
 
 /// How long giving the lock back may take. Whatever is not done by then happens when the lease ends.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -45,12 +50,59 @@ pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<Taken, Fail
 
 /// The session is left where the caller finds it, whatever becomes of the attempt.
 async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure> {
-    let client = job.service.connect().await?;
+    let client = job.service.connect_as(job.owner.clone()).await?;
     let deadline = job.patience.deadline();
-    let guard = job.service.wait_for(&client, &job.name, deadline, get_in_line(job, &client, kept, deadline));
-    let guard = guard.await?;
+    let lease = Cell::new(0);
+    let in_line = get_in_line(job, &client, kept, &lease, deadline);
+    let guard = tokio::select! {
+        guard = job.service.wait_for(&client, &job.name, deadline, in_line) => guard?,
+        never = tell_who_is_first(job, &client, &lease) => match never {},
+    };
     let session = kept.take().expect("the session that the lock was taken with");
     Ok(Held { session, guard })
+}
+
+/// Says on a terminal who holds the lock and how many are first, and again when that changes.
+async fn tell_who_is_first(job: &Job, client: &Client, lease: &Cell<u64>) -> Infallible {
+    let is_wanted = !job.service.json && std::io::stderr().is_terminal();
+    if !is_wanted || matches!(job.patience, Patience::None) {
+        return std::future::pending().await;
+    }
+    let mut told = String::new();
+    loop {
+        sleep(SILENCE).await;
+        // If nobody answers, that is told elsewhere.
+        let Ok(lock) = client.get(&job.name).await else { continue };
+        let line = who_is_first(&lock, lease.get());
+        if line != told {
+            job.service.remark(&format!("waiting for {}: {line}", job.name));
+            told = line;
+        }
+    }
+}
+
+fn who_is_first(lock: &GetLockResponse, lease: u64) -> String {
+    let holder = match lock.holders.as_slice() {
+        [] => "nobody holds it itself, but something above or below it, or the service grants nothing yet"
+            .to_owned(),
+        [holder] => {
+            format!(
+                "held by {} (lease {}) since {}",
+                holder.owner_id,
+                holder.lease_id,
+                utc(holder.since_unix_ms)
+            )
+        }
+        [holder, ..] => {
+            format!("held by {} and {} more", holder.owner_id, lock.holder_count.saturating_sub(1))
+        }
+    };
+    let place = lock.waiters.iter().find(|waiter| waiter.lease_id == lease).map(|waiter| waiter.position);
+    match place {
+        Some(1) => format!("{holder}; first in line"),
+        Some(place) => format!("{holder}; number {place} of {} in line", lock.waiter_count),
+        None => holder,
+    }
 }
 
 /// Waits with one session after the other, should one be lost.
@@ -58,13 +110,17 @@ async fn get_in_line(
     job: &Job,
     client: &Client,
     kept: &mut Option<Session>,
+    lease: &Cell<u64>,
     deadline: Option<Instant>,
 ) -> Result<LockGuard, Failure> {
     let mut backoff = Backoff::new();
     loop {
         let began = Instant::now();
         let outcome = match client.session(job.ttl).await {
-            Ok(session) => attempt_once(job, kept.insert(session), deadline).await,
+            Ok(session) => {
+                lease.set(session.lease_id());
+                attempt_once(job, kept.insert(session), deadline).await
+            }
             Err(error) => Err(error),
         };
         match outcome {
@@ -91,6 +147,9 @@ async fn attempt_once(job: &Job, session: &Session, deadline: Option<Instant>) -
     let mut lock = session.lock(&job.name).value(&job.value);
     if job.shared {
         lock = lock.shared();
+    }
+    if job.subtree {
+        lock = lock.subtree();
     }
     match (job.patience, deadline) {
         (Patience::None, _) => lock.try_acquire().await,

@@ -33,7 +33,7 @@ use clap::Args;
 
 pub(crate) use self::guardian::{GUARD, guard};
 pub(crate) use self::launcher::{EXEC, args as launcher_args, exec};
-use super::{Patience, ServiceArgs, WaitArgs};
+use super::{OwnerArgs, Patience, ServiceArgs, WaitArgs};
 use crate::duration::{parse_duration, parse_timeout, parse_ttl};
 use crate::exit::{self, Failure};
 
@@ -61,6 +61,9 @@ struct CommandArgs {
     on_lost_limit: Duration,
 
     #[command(flatten)]
+    owner: OwnerArgs,
+
+    #[command(flatten)]
     service: ServiceArgs,
 
     /// What to run, without a shell
@@ -77,6 +80,10 @@ pub(crate) struct RunArgs {
     /// Hold it together with others that do the same
     #[arg(long)]
     shared: bool,
+
+    /// Hold the name and everything below it
+    #[arg(long)]
+    subtree: bool,
 
     /// Hold it for so long at least, counted from when it was granted, also if the command ends sooner: a machine
     /// whose clock is late must not find it free again
@@ -105,7 +112,9 @@ pub(crate) struct ElectArgs {
 struct Job {
     name: String,
     shared: bool,
+    subtree: bool,
     value: String,
+    owner: String,
     patience: Patience,
     ttl: Duration,
     /// How long it is held at least.
@@ -120,16 +129,31 @@ struct Job {
 
 impl Job {
     fn new(name: String, shared: bool, value: String, common: CommandArgs) -> Self {
-        let CommandArgs { wait, ttl, kill_grace, on_lost, on_lost_limit, service, command } = common;
+        let CommandArgs { wait, ttl, kill_grace, on_lost, on_lost_limit, owner, service, command } = common;
+        let (subtree, owner) = (false, owner.name());
         let (patience, grace) = (wait.patience(), kill_grace.min(ttl / 4));
         let at_least = Duration::ZERO;
-        Self { name, shared, value, patience, ttl, at_least, grace, on_lost, on_lost_limit, service, command }
+        Self {
+            name,
+            shared,
+            subtree,
+            value,
+            owner,
+            patience,
+            ttl,
+            at_least,
+            grace,
+            on_lost,
+            on_lost_limit,
+            service,
+            command,
+        }
     }
 }
 
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let job = Job::new(args.name, args.shared, String::new(), args.common);
-    carry_out(&Job { at_least: args.at_least.unwrap_or_default(), ..job })
+    carry_out(&Job { subtree: args.subtree, at_least: args.at_least.unwrap_or_default(), ..job })
 }
 
 pub(crate) fn elect(args: ElectArgs) -> ExitCode {
