@@ -416,14 +416,17 @@ impl Wal {
         }
     }
 
-    /// Moves `first_live` over all segments whose entries are compacted. Only when all is on disk.
+    /// Moves `first_live` over all segments whose entries are compacted. Only when all is on disk: the segment that it
+    /// comes to must have its first batch there, or a crash that loses that batch alone would look like damage.
     fn find_first_live(&mut self) {
+        let is_begun = self.active.offset > 0;
+        let last_begun = if is_begun { self.active.number } else { self.active.number - 1 };
         for (number, highest) in &self.segments {
             let is_needed = highest.iter().any(|(group, index)| {
                 let group = self.groups.get(group);
                 *index > group.map_or(0, Group::compacted_through)
             });
-            if is_needed || *number == self.active.number {
+            if is_needed || *number >= last_begun {
                 self.first_live = self.first_live.max(*number);
                 return;
             }

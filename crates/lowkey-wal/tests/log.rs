@@ -364,3 +364,31 @@ fn a_crash_between_two_segments_leaves_a_log_that_goes_on() {
         assert_eq!(hard_state, Some(b"term 4".as_slice()));
     }
 }
+
+/// All of the first segment is compacted, and the process ends before anything is in the second.
+#[test]
+fn a_segment_without_a_batch_on_disk_is_not_called_the_first_one_needed() {
+    for seed in 0..100 {
+        let disk = SimDisk::new(seed);
+        let mut wal = create(&disk, &[]);
+        run_job(&mut wal);
+        wal.append(&[entry(1, 1, vec![1; 3000])]).unwrap();
+        wal.append(&[compaction(1, 1)]).unwrap();
+        wal.sync().unwrap();
+        // The end of the first segment is written, what should follow is not.
+        disk.fail_write(2, ErrorKind::Other);
+        wal.append(&[entry(1, 2, vec![2; 1000])]).unwrap_err();
+        drop(wal);
+
+        let disk = disk.kill();
+        let (mut wal, recovered) = open(&disk).unwrap();
+        assert_eq!(recovered.groups[&1].last_index(), 1);
+        wal.append(&[entry(1, 2, vec![2; 1000])]).unwrap();
+        wal.append(&[entry(1, 3, vec![3; 100])]).unwrap();
+        drop(wal);
+
+        // Of the two, the disk may have kept the second alone.
+        let (_, recovered) = open(&disk.crash()).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert!(recovered.groups[&1].last_index() >= 1);
+    }
+}
