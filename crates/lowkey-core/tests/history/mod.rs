@@ -701,12 +701,12 @@ fn node(name: u8, identity: u8, host: u8) -> NodeInfo {
 /// Half of the releases that name an acquire are final.
 fn finally(since: u64, grant: GrantRef) -> GrantRef {
     match grant {
-        GrantRef::Request(acquire, requester) if since % 2 == 0 => GrantRef::GivenUp(acquire, requester),
+        GrantRef::Request(acquire, requester) if since.is_multiple_of(2) => GrantRef::GivenUp(acquire, requester),
         other => other,
     }
 }
 
 /// Some who ask say who they are.
 fn actor(since: u64) -> Option<OwnerId> {
-    (since % 3 == 0).then(|| owner(7))
+    since.is_multiple_of(3).then(|| owner(7))
 }
