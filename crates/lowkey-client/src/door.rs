@@ -143,6 +143,16 @@ impl<G> Door<G> {
         Entering::Later(receiver)
     }
 
+    /// Goes in if no task has the name, asks for it, or gives it back.
+    pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Turn<G>> {
+        let mut inside = self.lock();
+        let is_free = matches!(inside.now, Now::Idle);
+        is_free.then(|| {
+            inside.now = Now::Leaving;
+            Turn { door: Arc::clone(self) }
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inside<G>> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,5 @@
-//! The keeper: one task, on the client's own thread, that renews every lease of a client, and tells each session how it stands.
+//! The keeper: one task, on the client's own thread, that renews every lease of a client, and tells each session
+//! how it stands.
 //!
 //! Renewals are made at a third of the time to live, many leases in one message. What counts is the client's
 //! own clock (R6): each acknowledgement is credited to the moment before its request was first sent, and a
@@ -15,19 +16,23 @@ use futures::{FutureExt as _, StreamExt as _};
 use lowkey_api::Reason;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{HeartbeatResponse, LeasesRenewed, RenewLeases};
+use lowkey_api::v1::{GetLeaseResponse, HeartbeatResponse, Holds, LeasesRenewed, RenewLeases};
 use lowkey_api::validity::valid_until;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::beliefs::{Beliefs, Verdict};
 use crate::clock::now_nanos;
+use crate::door::Doors;
 use crate::error::Error;
+use crate::grant::{Grant, release_by_token};
+use crate::leases::read_lease;
 use crate::link::Link;
 use crate::session::{LossCause, SessionStatus};
 
 /// Leases that are renewed by one message at most.
-const LEASES_A_MESSAGE: usize = 6_000;
+const LEASES_A_MESSAGE: usize = 2_500;
 /// What is due within this time is renewed together: many leases cost few messages.
 const TOGETHER_NANOS: u64 = 50_000_000;
 /// The clock is looked at so often at least, since it may have gone on while timers stood still.
@@ -37,7 +42,6 @@ const AGAIN_NANOS: u64 = 100_000_000;
 const MILLISECOND: u64 = 1_000_000;
 
 /// What is known of one lease, shared by its session, its guards and the keeper.
-#[derive(Debug)]
 pub(crate) struct Presence {
     pub(crate) lease_id: u64,
     pub(crate) ttl_seconds: i64,
@@ -45,6 +49,10 @@ pub(crate) struct Presence {
     valid_until: AtomicU64,
     status: watch::Sender<SessionStatus>,
     lost: CancellationToken,
+    /// What is believed to be held.
+    pub(crate) beliefs: Beliefs,
+    /// One task at a time for each name, but for those that share.
+    pub(crate) doors: Doors<Grant>,
 }
 
 impl Presence {
@@ -56,6 +64,8 @@ impl Presence {
             valid_until: AtomicU64::new(valid_until),
             status: watch::Sender::new(SessionStatus::Held),
             lost: CancellationToken::new(),
+            beliefs: Beliefs::default(),
+            doors: Doors::default(),
         })
     }
 
@@ -142,15 +152,7 @@ impl Keeper {
     /// A keeper, and the task that does its work: it ends when the keeper is gone and no lease is left.
     pub(crate) fn new(link: Link) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
-        let task = Task {
-            link,
-            orders: receiver,
-            leases: BTreeMap::new(),
-            by_renewal: BTreeSet::new(),
-            by_end: BTreeSet::new(),
-            under_way: FuturesUnordered::new(),
-        };
-        (Self { orders }, task.run())
+        (Self { orders }, Task::new(link, receiver).run())
     }
 
     /// Keeps a lease alive until it is lost.
@@ -173,12 +175,23 @@ struct Task {
     by_renewal: BTreeSet<(u64, u64)>,
     by_end: BTreeSet<(u64, u64)>,
     under_way: FuturesUnordered<BoxFuture<'static, Sent>>,
+    reading: FuturesUnordered<BoxFuture<'static, Read>>,
 }
 
 struct Kept {
     presence: Arc<Presence>,
     next_renewal: u64,
     end: u64,
+    /// It is being read: the service holds something else than is believed.
+    is_read: bool,
+}
+
+/// A lease that was read, since it differs from what is believed.
+struct Read {
+    lease_id: u64,
+    /// What was believed in before.
+    believed: Vec<u64>,
+    outcome: Result<GetLeaseResponse, Error>,
 }
 
 /// A message of renewals, and what came of it.
@@ -189,6 +202,18 @@ struct Sent {
 }
 
 impl Task {
+    fn new(link: Link, orders: mpsc::UnboundedReceiver<Order>) -> Self {
+        Self {
+            link,
+            orders,
+            leases: BTreeMap::new(),
+            by_renewal: BTreeSet::new(),
+            by_end: BTreeSet::new(),
+            under_way: FuturesUnordered::new(),
+            reading: FuturesUnordered::new(),
+        }
+    }
+
     async fn run(mut self) {
         let mut is_open = true;
         while is_open || !self.leases.is_empty() {
@@ -200,6 +225,7 @@ impl Task {
                     None => is_open = false,
                 },
                 Some(sent) = self.under_way.next() => self.take_in(sent),
+                Some(read) = self.reading.next() => self.compare(read),
                 () = sleep(pause) => {}
             }
             let now = now_nanos();
@@ -223,7 +249,7 @@ impl Task {
         let lease_id = presence.lease_id;
         self.by_end.insert((end, lease_id));
         self.by_renewal.insert((next_renewal, lease_id));
-        self.leases.insert(lease_id, Kept { presence, next_renewal, end });
+        self.leases.insert(lease_id, Kept { presence, next_renewal, end, is_read: false });
     }
 
     fn remove(&mut self, lease_id: u64) -> Option<Kept> {
@@ -257,7 +283,7 @@ impl Task {
 
     fn renew_due(&mut self, now: u64) {
         loop {
-            let mut lease_ids = Vec::new();
+            let (mut lease_ids, mut holds) = (Vec::new(), Vec::new());
             let mut shortest_ttl = u64::MAX;
             while lease_ids.len() < LEASES_A_MESSAGE
                 && let Some((at, lease_id)) = self.by_renewal.first().copied()
@@ -275,6 +301,8 @@ impl Task {
                 }
                 shortest_ttl = shortest_ttl.min(ttl);
                 lease_ids.push(lease_id);
+                let lowkey_token::Holds { count, digest } = presence.beliefs.holds();
+                holds.push(Holds { count, digest });
                 // Planned anew when the answer is there; if none comes, this is the next attempt.
                 self.plan(lease_id, now + ttl / 6);
             }
@@ -285,7 +313,8 @@ impl Task {
             let patience =
                 Duration::from_nanos((shortest_ttl / 6).clamp(150 * MILLISECOND, 1_000 * MILLISECOND));
             let time = Duration::from_nanos(shortest_ttl / 2);
-            self.under_way.push(send(self.link.clone(), lease_ids, now, time, patience).boxed());
+            let renewal = RenewLeases { lease_ids, holds };
+            self.under_way.push(send(self.link.clone(), renewal, now, time, patience).boxed());
         }
     }
 
@@ -317,6 +346,9 @@ impl Task {
                 presence.set(SessionStatus::Held);
             }
             self.plan(lease_id, first_sent + presence.ttl_nanos() / 3);
+            if renewal.holds_differ {
+                self.read(lease_id);
+            }
         } else if renewal.error_reason == Reason::LeaseNotFound.as_str() {
             self.remove(lease_id);
             presence.lose(LossCause::Gone);
@@ -324,10 +356,107 @@ impl Task {
             self.plan(lease_id, now_nanos() + AGAIN_NANOS);
         }
     }
+
+    /// Reads what a lease holds; once at a time, and with every renewal at most.
+    fn read(&mut self, lease_id: u64) {
+        let Some(kept) = self.leases.get_mut(&lease_id).filter(|kept| !kept.is_read) else { return };
+        kept.is_read = true;
+        let believed = kept.presence.beliefs.tokens();
+        let time = Duration::from_nanos(kept.presence.ttl_nanos() / 2);
+        let link = self.link.clone();
+        let read = async move {
+            let outcome = read_lease(&link, lease_id, time).await;
+            Read { lease_id, believed, outcome }
+        };
+        self.reading.push(read.boxed());
+    }
+
+    /// Ends belief in what is gone, and gives back what nobody wants; see `beliefs.rs`.
+    fn compare(&mut self, read: Read) {
+        let Read { lease_id, believed, outcome } = read;
+        let Some(kept) = self.leases.get_mut(&lease_id) else { return };
+        kept.is_read = false;
+        let presence = Arc::clone(&kept.presence);
+        // If it could not be read, the next renewal says so again; if it is gone, too.
+        let Ok(lease) = outcome else { return };
+        let Verdict { lost, orphans } = presence.beliefs.judge(&believed, lease.grants);
+        for held in lost {
+            held.lose(LossCause::ReleasedElsewhere);
+        }
+        for (name, token) in orphans {
+            // While a task asks for the name it may be given this very grant, and that answer may be under way.
+            if let Some(turn) = presence.doors.of(&name).try_enter() {
+                tracing::debug!(name, token, "releasing what was granted to an acquire that was given up");
+                self.link.tell(release_by_token(name, lease_id, token), turn);
+            }
+        }
+    }
 }
 
-async fn send(link: Link, lease_ids: Vec<u64>, first_sent: u64, time: Duration, patience: Duration) -> Sent {
-    let call = Call::RenewLeases(RenewLeases { lease_ids: lease_ids.clone(), holds: Vec::new() });
-    let outcome = link.call_patiently(call, time, patience).await;
+async fn send(link: Link, renewal: RenewLeases, first_sent: u64, time: Duration, patience: Duration) -> Sent {
+    let lease_ids = renewal.lease_ids.clone();
+    let outcome = link.call_patiently(Call::RenewLeases(renewal), time, patience).await;
     Sent { first_sent, lease_ids, outcome }
+}
+
+#[cfg(test)]
+mod tests {
+    use lowkey_api::v1::{LeaseGrant, Mode, ReleaseLockRequest, Scope};
+
+    use super::*;
+    use crate::door::Way;
+
+    /// What the keeper of a lease that gave up acquire `gone` releases when the lease holds these.
+    fn released(
+        grants: &[(&str, u64, &str)],
+        prepare: impl FnOnce(&Arc<Presence>),
+    ) -> Option<ReleaseLockRequest> {
+        let (link, mut next_call) = Link::to_nowhere();
+        let (_orders, receiver) = mpsc::unbounded_channel();
+        let mut task = Task::new(link, receiver);
+        let presence = Presence::new(1, 10, u64::MAX);
+        presence.beliefs.give_up("gone".to_owned());
+        prepare(&presence);
+        task.add(Arc::clone(&presence));
+        let grants = grants.iter().map(|(name, fencing_token, id)| LeaseGrant {
+            lock_name: (*name).to_owned(),
+            fencing_token: *fencing_token,
+            acquire_request_id: (*id).to_owned(),
+            ..LeaseGrant::default()
+        });
+        let lease = GetLeaseResponse { grants: grants.collect(), ..GetLeaseResponse::default() };
+        task.compare(Read { lease_id: 1, believed: Vec::new(), outcome: Ok(lease) });
+        next_call().map(|call| match call {
+            Call::ReleaseLock(release) => release,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_grant_to_an_acquire_that_was_given_up_is_released_by_its_token() {
+        let release = released(&[("a", 7, "gone")], |_| ()).unwrap();
+        assert_eq!((release.lock_name.as_str(), release.lease_id, release.fencing_token), ("a", 1, 7));
+    }
+
+    #[test]
+    fn a_grant_whose_answer_is_under_way_is_left_alone() {
+        assert_eq!(released(&[("a", 7, "under way"), ("b", 8, "")], |_| ()), None);
+        // The same lease that asks again gets the same grant, under the id of the first acquire.
+        let asking = |presence: &Arc<Presence>| {
+            let way = Way { mode: Mode::Exclusive, scope: Scope::Name };
+            let door = presence.doors.of("a");
+            std::mem::forget(door.enter(way, false));
+        };
+        assert_eq!(released(&[("a", 7, "gone")], asking), None);
+    }
+
+    #[test]
+    fn as_many_leases_as_are_renewed_together_fit_into_a_request() {
+        let holds = Holds { count: 10_000, digest: u64::MAX };
+        let renewal = RenewLeases {
+            lease_ids: vec![i64::MAX as u64; LEASES_A_MESSAGE],
+            holds: vec![holds; LEASES_A_MESSAGE],
+        };
+        assert!(Call::RenewLeases(renewal).encoded_len() <= crate::link::CALL_BYTES_MAX);
+    }
 }

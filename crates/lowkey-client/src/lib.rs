@@ -37,6 +37,7 @@
 //! Where to look: `engine` for that thread, `link` for the one stream that everything travels on, `keeper` for
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
+mod beliefs;
 mod client;
 mod clock;
 mod detached;

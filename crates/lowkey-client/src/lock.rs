@@ -79,7 +79,7 @@ impl Lock {
     /// ```
     pub async fn try_acquire(&self) -> Result<LockGuard, Error> {
         self.session.check()?;
-        let door = self.session.shared.doors.of(&self.wish.name);
+        let door = self.session.shared.presence.doors.of(&self.wish.name);
         let entry = match door.enter(self.wish.way(), true) {
             Entering::Now(entry) => entry,
             Entering::Busy(grant) => return Err(self.held_by_another_task(grant.map(|grant| grant.token))),
@@ -110,7 +110,7 @@ impl Lock {
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
-        let door = self.session.shared.doors.of(&self.wish.name);
+        let door = self.session.shared.presence.doors.of(&self.wish.name);
         let entry = match door.enter(self.wish.way(), false) {
             Entering::Now(entry) => Some(entry),
             Entering::Later(entry) => self.unless_lost(timeout(time, entry)).await?.ok().and_then(Result::ok),
@@ -160,12 +160,8 @@ impl Lock {
             Err(error) => return Err(self.refused(error, &mut asked)),
         };
         // From here on the grant is given back by its token.
-        let grant = Grant::new(self.session.clone(), self.wish.name.clone(), &granted);
-        if let Some(turn) = asked.settled() {
-            turn.held(self.wish.way(), &grant);
-            grant.keep(turn);
-        }
-        Ok(LockGuard::new(grant))
+        let (name, way) = (self.wish.name.clone(), self.wish.way());
+        Ok(LockGuard::new(Grant::new(self.session.clone(), name, &granted, asked.settled(), way)))
     }
 
     fn refused(&self, error: Error, asked: &mut Asked<'_>) -> Error {
@@ -204,6 +200,7 @@ impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if let Some(acquire_request_id) = self.request_id.take() {
             let shared = &self.lock.session.shared;
+            shared.presence.beliefs.give_up(acquire_request_id.clone());
             let release = ReleaseLockRequest {
                 lock_name: self.lock.wish.name.clone(),
                 lease_id: shared.presence.lease_id,

@@ -10,10 +10,8 @@ use lowkey_api::v1::session_call::Call;
 use tokio::sync::watch;
 
 use crate::client::Inner;
-use crate::door::Doors;
 use crate::election::Election;
 use crate::error::{Error, ErrorKind};
-use crate::grant::Grant;
 use crate::keeper::Presence;
 use crate::lock::Lock;
 use crate::random;
@@ -41,7 +39,7 @@ pub enum SessionStatus {
     Lost(LossCause),
 }
 
-/// Why a session is over.
+/// Why a session is over, or a lock.
 ///
 /// ```
 /// use lowkey_client::LossCause;
@@ -57,6 +55,8 @@ pub enum LossCause {
     Gone,
     /// This client closed it.
     Closed,
+    /// Only of a lock, whose session goes on: somebody else released it.
+    ReleasedElsewhere,
 }
 
 impl fmt::Display for LossCause {
@@ -65,6 +65,7 @@ impl fmt::Display for LossCause {
             Self::Expired => "no renewal was acknowledged in time",
             Self::Gone => "the lease is gone: it ran out, or was revoked",
             Self::Closed => "it was closed",
+            Self::ReleasedElsewhere => "somebody else released it",
         })
     }
 }
@@ -94,8 +95,6 @@ pub struct Session {
 pub(crate) struct Shared {
     pub(crate) client: Arc<Inner>,
     pub(crate) presence: Arc<Presence>,
-    /// One task at a time for each name, but for those that share.
-    pub(crate) doors: Doors<Grant>,
     /// Its end was told, or there is nothing to tell.
     has_ended: AtomicBool,
 }
@@ -117,8 +116,7 @@ impl Shared {
 impl Session {
     pub(crate) fn new(client: Arc<Inner>, presence: Arc<Presence>) -> Self {
         client.keeper.keep(Arc::clone(&presence));
-        let (doors, has_ended) = (Doors::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { client, presence, doors, has_ended });
+        let shared = Arc::new(Shared { client, presence, has_ended: AtomicBool::new(false) });
         shared.client.register(&shared);
         Self { shared }
     }

@@ -27,6 +27,17 @@ async fn hold(cluster: &Cluster, name: &str, ttl_seconds: u64) -> (Session, Lock
     (session, guard)
 }
 
+/// Somebody who knows the lease asks by it.
+async fn acquire_with(cluster: &Cluster, session: &Session, name: &str, request_id: &str) {
+    let client = connect(cluster).await;
+    let lease = in_time("the lease", client.get_lease(session.lease_id())).await.unwrap().lease.unwrap();
+    let (lease_id, owner) = (lease.lease_id, lease.owner_id);
+    let body = format!(
+        r#"{{"lockName":"{name}","leaseId":"{lease_id}","ownerId":"{owner}","requestId":"{request_id}"}}"#
+    );
+    cluster.nodes[0].ok("POST", "/v1/lock/acquire", &body);
+}
+
 fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
@@ -331,4 +342,88 @@ async fn leases_can_be_looked_at_and_ended_from_elsewhere() {
     tokens.sort_unstable();
     held.sort_unstable();
     assert_eq!(tokens, held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_somebody_else_released_is_lost_within_one_renewal() {
+    let cluster = Cluster::start(3);
+    let (session, guard) = hold(&cluster, "a", 6).await;
+    let other = in_time("another lock", session.lock("b").acquire()).await.unwrap();
+    let delegated = guard.cancellation_token();
+    let elsewhere = connect(&cluster).await;
+    in_time("the release", elsewhere.release_lock("a", guard.lease_id(), guard.token())).await.unwrap();
+    let began = std::time::Instant::now();
+    let lost = in_time("the loss", guard.run(std::future::pending::<()>())).await.unwrap_err();
+    println!("told after {:?}", began.elapsed());
+    assert_eq!(lost.cause, LossCause::ReleasedElsewhere);
+    assert!(began.elapsed() < Duration::from_secs(4), "more than one renewal: {:?}", began.elapsed());
+    assert!(!guard.is_held() && guard.remaining().is_zero() && delegated.is_cancelled());
+    // The session goes on, and so does what else it holds; the name can be had anew.
+    assert!(other.is_held() && session.status() == SessionStatus::Held);
+    let again = in_time("the lock", session.lock("a").try_acquire()).await.unwrap();
+    assert!(again.token() > guard.token());
+    let told = in_time("a release that comes too late", guard.release()).await.unwrap_err();
+    assert_eq!(told.reason(), Some(lowkey_api::Reason::StaleToken));
+    assert!(again.is_held());
+    in_time("the release", again.release()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_and_goes_while_leases_are_compared_is_never_taken_for_lost() {
+    let cluster = Cluster::start(1);
+    let (session, kept) = hold(&cluster, "kept", 1).await;
+    // Somebody else was given the lease, as a child of `lowkey run` is.
+    acquire_with(&cluster, &session, "childs", "of a child").await;
+    let until = std::time::Instant::now() + Duration::from_secs(4);
+    let tasks = (0..16).map(|number| {
+        let session = session.clone();
+        tokio::spawn(async move {
+            while std::time::Instant::now() < until {
+                let guard = session.lock(format!("busy/{number}")).try_acquire().await.unwrap();
+                tokio::task::yield_now().await;
+                assert!(guard.is_held());
+                guard.release().await.unwrap();
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        in_time("a task", task).await.unwrap();
+    }
+    assert!(kept.is_held());
+    let client = connect(&cluster).await;
+    let lease = in_time("the lease", client.get_lease(session.lease_id())).await.unwrap();
+    let names: Vec<&str> = lease.grants.iter().map(|grant| grant.lock_name.as_str()).collect();
+    assert_eq!(names, ["childs", "kept"]);
+}
+
+/// The service has forgotten that the acquire was given up when a copy of it arrives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_to_an_acquire_that_was_given_up_long_ago_is_found_and_released() {
+    let cluster = Cluster::start(1);
+    let (_session, guard) = hold(&cluster, "a", 30).await;
+    let client = connect(&cluster).await;
+    let session = client.session(Duration::from_secs(3)).await.unwrap();
+    let lock = session.lock("a");
+    let waiting = tokio::time::timeout(Duration::from_millis(300), lock.acquire());
+    let seen = async {
+        loop {
+            let lease = client.get_lease(session.lease_id()).await.unwrap();
+            if let Some(wait) = lease.waits.first() {
+                return wait.acquire_request_id.clone();
+            }
+        }
+    };
+    let (given_up, request_id) = tokio::join!(waiting, seen);
+    assert!(given_up.is_err());
+    // More than the service remembers of one lease.
+    for _ in 0..300 {
+        session.lock("b").try_acquire().await.unwrap().release().await.unwrap();
+    }
+    acquire_with(&cluster, &session, "orphan", &request_id).await;
+    eventually("the orphan is released", || {
+        let lock = cluster.nodes[0].ok("GET", "/v1/lock?name=orphan", "");
+        lock["holders"].as_array().is_some_and(Vec::is_empty).then_some(())
+    });
+    assert_eq!(session.status(), SessionStatus::Held);
+    drop(guard);
 }

@@ -49,7 +49,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long changes wait for a watch that was made before them to begin.
 const HOLD_BACK_MAX: Duration = Duration::from_secs(1);
 /// What the service takes in one message, less a little for what is around the call.
-const CALL_BYTES_MAX: usize = 64 * 1024 - 64;
+pub(crate) const CALL_BYTES_MAX: usize = 64 * 1024 - 64;
 
 /// A caller's end of the link. Clones share it; the link ends with the last one.
 #[derive(Clone)]
@@ -496,5 +496,21 @@ impl Task {
         if !self.flushes.is_empty() && !self.pending.has_told() {
             self.flushes.drain(..).for_each(|done| _ = done.send(()));
         }
+    }
+}
+
+#[cfg(test)]
+impl Link {
+    /// A link that goes nowhere, and the calls that were made on it.
+    pub(crate) fn to_nowhere() -> (Self, impl FnMut() -> Option<Call>) {
+        let (orders, mut receiver) = mpsc::unbounded_channel();
+        let (_, state) = watch::channel(LinkState::default());
+        let next_call = move || {
+            std::iter::from_fn(|| receiver.try_recv().ok()).find_map(|order| match order {
+                Order::Call(_, waiting) => Some(waiting.call().clone()),
+                _ => None,
+            })
+        };
+        (Self { orders, last_number: Arc::default(), state }, next_call)
     }
 }

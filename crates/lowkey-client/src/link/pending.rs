@@ -78,6 +78,11 @@ impl Waiting {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn call(&self) -> &Call {
+        &self.call
+    }
+
     fn is_told(&self) -> bool {
         matches!(self.reply, Reply::Nobody { .. })
     }

@@ -701,7 +701,9 @@ fn node(name: u8, identity: u8, host: u8) -> NodeInfo {
 /// Half of the releases that name an acquire are final.
 fn finally(since: u64, grant: GrantRef) -> GrantRef {
     match grant {
-        GrantRef::Request(acquire, requester) if since.is_multiple_of(2) => GrantRef::GivenUp(acquire, requester),
+        GrantRef::Request(acquire, requester) if since.is_multiple_of(2) => {
+            GrantRef::GivenUp(acquire, requester)
+        }
         other => other,
     }
 }
