@@ -76,26 +76,22 @@ impl Gate {
     }
 
     /// Lets a request in, or says why not. `members` is asked only about names that are not known otherwise.
-    fn admit(
-        &self,
-        head: &request::Parts,
-        members: impl FnOnce() -> Vec<Member>,
-    ) -> Result<Passed, ApiError> {
+    fn admit(&self, head: &request::Parts, members: impl Fn() -> Vec<Member>) -> Result<Sender, ApiError> {
         let own = self.check_host(head, members)?;
-        let passed = self.check_origin(head, own.as_ref())?;
-        if passed != Passed::NoPage && head.method == Method::POST && !is_json(&head.headers) {
+        let sender = self.check_origin(head, own.as_ref())?;
+        if sender != Sender::Program && head.method == Method::POST && !is_json(&head.headers) {
             let problem = "a web page must send it with Content-Type: application/json, so that the browser \
                            asks the node before it lets another page do so";
             return Err(ApiError::invalid("body", problem));
         }
-        Ok(passed)
+        Ok(sender)
     }
 
     /// The host that the request is for, once it is clear that the node is meant.
     fn check_host(
         &self,
         head: &request::Parts,
-        members: impl FnOnce() -> Vec<Member>,
+        members: impl Fn() -> Vec<Member>,
     ) -> Result<Option<Authority>, ApiError> {
         // HTTP/2 has it in `:authority`, and HTTP/1 in the request line if it takes the node for a proxy.
         let in_target = head.uri.authority().map(|authority| authority.as_str());
@@ -105,7 +101,6 @@ impl Gate {
             return Err(ApiError::new(Reason::ForeignHost, "the request has more than one Host header"));
         }
         let mut own = None;
-        let mut members = Some(members);
         let in_headers = in_headers.iter().map(|host| host.to_str().unwrap_or("?"));
         // An empty Host is how HTTP says that there is none.
         for text in in_target.into_iter().chain(in_headers.filter(|host| !host.is_empty())) {
@@ -115,8 +110,7 @@ impl Gate {
                 None => false,
                 Some(Authority { host: Host::Address(_), .. }) => true,
                 Some(Authority { host: Host::Name(name), .. }) => {
-                    self.names.contains(name)
-                        || members.take().is_some_and(|members| is_member(name, &members()))
+                    self.names.contains(name) || is_member(name, &members())
                 }
             };
             if !is_known {
@@ -128,19 +122,19 @@ impl Gate {
     }
 
     /// Whether a web page sent this, and if so, which. `own` is the host that the request is for.
-    fn check_origin(&self, head: &request::Parts, own: Option<&Authority>) -> Result<Passed, ApiError> {
+    fn check_origin(&self, head: &request::Parts, own: Option<&Authority>) -> Result<Sender, ApiError> {
         let mut origins = head.headers.get_all(header::ORIGIN).iter();
-        let passed = match (origins.next(), origins.next()) {
-            (None, _) => Passed::NoPage,
+        let sender = match (origins.next(), origins.next()) {
+            (None, _) => Sender::Program,
             (Some(value), None) => {
                 let origin = value.to_str().ok().and_then(Origin::parse);
                 if origin.as_ref().is_some_and(|origin| self.origins.contains(origin)) {
-                    return Ok(Passed::OtherPage(value.clone()));
+                    return Ok(Sender::OtherPage(value.clone()));
                 }
                 if !origin.as_ref().zip(own).is_some_and(|(origin, own)| origin.is_at(own)) {
                     return Err(foreign_origin(value, origin.as_ref()));
                 }
-                Passed::OwnPage
+                Sender::OwnPage
             }
             (Some(_), Some(_)) => {
                 return Err(ApiError::new(
@@ -152,16 +146,16 @@ impl Gate {
         let mut sites = head.headers.get_all(SEC_FETCH_SITE).iter();
         match sites.find(|site| ![b"none".as_slice(), b"same-origin"].contains(&site.as_bytes())) {
             Some(site) if !is_followed_link(head) => Err(foreign_site(site)),
-            _ => Ok(passed),
+            _ => Ok(sender),
         }
     }
 }
 
 /// Who sent a request that was let in.
 #[derive(Debug, PartialEq)]
-enum Passed {
+enum Sender {
     /// No browser; or one that was sent here by its user, and not by a page.
-    NoPage,
+    Program,
     /// A page of the node's own.
     OwnPage,
     /// A page of an origin that was named to the node.
@@ -177,7 +171,7 @@ pub(super) async fn gate<N: Node>(
     let (head, body) = request.into_parts();
     let admitted = gate.admit(&head, || node.get_status().members);
     let mut response = match &admitted {
-        Ok(Passed::OtherPage(_)) if is_preflight(&head) => {
+        Ok(Sender::OtherPage(_)) if is_preflight(&head) => {
             body::drain(body).await;
             preflight_response()
         }
@@ -191,7 +185,7 @@ pub(super) async fn gate<N: Node>(
     if !gate.origins.is_empty() {
         response.headers_mut().append(header::VARY, HeaderValue::from_static("Origin"));
     }
-    if let Ok(Passed::OtherPage(origin)) = admitted {
+    if let Ok(Sender::OtherPage(origin)) = admitted {
         let exposed = HeaderValue::from_static("lowkey-cluster, lowkey-revision, retry-after");
         response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         response.headers_mut().insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
@@ -219,9 +213,11 @@ fn is_followed_link(head: &request::Parts) -> bool {
     head.method == Method::GET && mode == Some(b"navigate") && LINKED_PATHS.contains(&head.uri.path())
 }
 
+/// Whether a body is said to be JSON, and nothing else besides.
 fn is_json(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let essence = content_type.and_then(|text| text.split(';').next());
+    let mut content_types = headers.get_all(header::CONTENT_TYPE).iter();
+    let (Some(content_type), None) = (content_types.next(), content_types.next()) else { return false };
+    let essence = content_type.to_str().ok().and_then(|text| text.split(';').next());
     essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case("application/json"))
 }
 
