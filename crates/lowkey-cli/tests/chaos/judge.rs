@@ -432,6 +432,10 @@ impl<'a> Judge<'a> {
                 Err(("acknowledged", format!("a holder was told {error} while it counted on its lease")))
             }
             (Reason::LockNotFound | Reason::NotOwner | Reason::StaleToken, Asked::Release { .. }) => Ok(()),
+            // It is remembered also where there is nothing to end.
+            (Reason::LockNotFound | Reason::NotOwner, Asked::GiveUp { .. }) => {
+                Err(("giving up", format!("it was answered {error}")))
+            }
             (_, Asked::GiveUp { .. }) => Ok(()),
             (Reason::WaitCancelled, Asked::Acquire { .. }) => Ok(()),
             _ => Err(("answers", format!("{error} is no answer to {:?}", call.asked))),

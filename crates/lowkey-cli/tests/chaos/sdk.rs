@@ -15,8 +15,10 @@ use tokio::time::{sleep, timeout};
 use crate::history::{Answer, Asked, Belief, Call, LetGo, MILLISECOND, Outcome, Renewal, lock_name, now};
 use crate::stage::{ELECTION, NAMES, Stage};
 
-/// What patient programs contend for.
+/// What patient programs contend for and hold for long.
 const HELD_LONG: &[&str] = &["long/1", "long/2"];
+/// What they give up. It is mostly free, so that a late copy would be granted.
+const HELD_BRIEFLY: &[&str] = &["brief/1", "brief/2", "brief/3", "brief/4"];
 /// How long a session of theirs lives without renewal: long enough to tell a renewal from an end.
 const PATIENT_TTL: Duration = Duration::from_secs(6);
 
@@ -199,15 +201,16 @@ impl Program {
 
     /// Holds a lock for long; or asks for one, and mostly does not wait for the answer.
     async fn hold_long_or_give_up(&mut self, session: &Session) {
-        let name = *self.random.pick(HELD_LONG);
+        let holds_long = self.random.one_in(4);
+        let name = *self.random.pick(if holds_long { HELD_LONG } else { HELD_BRIEFLY });
         let tag = self.tag();
         let lock = session.lock(name).value(tag.clone());
         let lease = Some(LeaseId(session.lease_id()));
         let claim = Claim { lock: lock_name(name), lease, mode: Mode::Exclusive, scope: Scope::Name };
         let invoked = now();
-        let (patience_ms, longest_ms) = match self.random.one_in(3) {
+        let (patience_ms, longest_ms) = match holds_long {
             true => (6_000, 9_000),
-            false => (self.random.between(1, 1_000), 300),
+            false => (self.random.between(1, 2_000), 300),
         };
         let asked = Asked::Acquire { claim: claim.clone() };
         let wait = Duration::from_millis(*self.random.pick(&[0, 0, 5_000]));

@@ -452,6 +452,14 @@ fn a_grant_of_what_was_given_up_before_is_found() {
 }
 
 #[test]
+fn giving_up_that_is_refused_where_nothing_is_found_is_found() {
+    assert_found("giving up", |history| {
+        let asked = Asked::GiveUp { lock: lock_name("a"), acquire: "y-9".to_owned() };
+        history.calls.push(call("y", "y-3", asked, (6, 7), no(Reason::LockNotFound)));
+    });
+}
+
+#[test]
 fn a_grant_that_nobody_has_a_guard_for_is_found() {
     let mut history = sound();
     let (owner, request) = ("y".to_owned(), "y-1".to_owned());
