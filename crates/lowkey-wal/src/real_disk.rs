@@ -38,21 +38,36 @@ impl RealDisk {
     }
 }
 
-/// Makes a directory and all above it; each new name is synced in the directory that holds it.
+/// Makes a directory and all above it; each name is synced in the directory that holds it before the next one
+/// below is made. So is the name of one that is there: whoever made it may have been stopped before its sync, and
+/// the whole directory would be gone with the next loss of power.
 fn make_dir(dir: &Path) -> io::Result<()> {
-    if dir.is_dir() {
-        return Ok(());
-    }
     let above = match dir.parent() {
         Some(above) if !above.as_os_str().is_empty() => above,
         _ => Path::new("."),
     };
+    if dir.is_dir() {
+        return match sync_dir(above) {
+            // Not ours to read, or nothing that could be written: then we have not made the name either.
+            Err(error) if is_none_of_ours(&error) => Ok(()),
+            synced => synced,
+        };
+    }
     make_dir(above)?;
     match fs::create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
         other => other?,
     }
-    File::open(above)?.sync_all()
+    sync_dir(above)
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+fn is_none_of_ours(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, ReadOnlyFilesystem, Unsupported};
+    matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | InvalidInput | Unsupported)
 }
 
 impl Disk for RealDisk {
@@ -94,7 +109,7 @@ impl Disk for RealDisk {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        File::open(&self.dir)?.sync_all()
+        sync_dir(&self.dir)
     }
 }
 

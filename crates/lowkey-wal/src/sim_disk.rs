@@ -106,6 +106,7 @@ struct State {
     crash_countdown: Option<u64>,
     write_failure: Option<Failure>,
     sync_failure: Option<Failure>,
+    directory_failure: Option<Failure>,
     capacity_bytes: Option<u64>,
     latency: Latency,
     next_sync_stall: Duration,
@@ -122,7 +123,7 @@ enum Sort {
 }
 
 impl SimDisk {
-    /// What an error says that comes of [`SimDisk::fail_write`] or [`SimDisk::fail_sync`].
+    /// What an error says that comes of [`SimDisk::fail_sync`] and its like.
     pub const TOLD_TO_FAIL: &str = "the simulated disk was told to fail";
 
     /// An empty disk whose every accident follows from the seed.
@@ -138,6 +139,7 @@ impl SimDisk {
             crash_countdown: None,
             write_failure: None,
             sync_failure: None,
+            directory_failure: None,
             capacity_bytes: None,
             latency: Latency::default(),
             next_sync_stall: Duration::ZERO,
@@ -205,10 +207,14 @@ impl SimDisk {
         self.lock().sync_failure = Some(Failure { countdown: n, kind });
     }
 
-    /// No write and no sync fails any more that has not failed yet.
+    /// The n-th creation, rename, removal or directory sync from now (1 is the next) fails, and changes nothing.
+    pub fn fail_directory(&self, n: u64, kind: io::ErrorKind) {
+        self.lock().directory_failure = Some(Failure { countdown: n, kind });
+    }
+
+    /// Nothing fails any more that was told to and has not failed yet.
     pub fn stop_failing(&self) {
-        let mut state = self.lock();
-        (state.write_failure, state.sync_failure) = (None, None);
+        self.lock().forget_failures();
     }
 
     /// Memory is short: the page cache forgets about half of what it need not write. Programs then see the
@@ -306,12 +312,17 @@ impl State {
         next.random = Random::new(self.random.next());
         next.is_dead = false;
         next.crash_countdown = None;
-        next.write_failure = None;
-        next.sync_failure = None;
+        next.forget_failures();
         next.next_sync_stall = Duration::ZERO;
         next.waited = Duration::ZERO;
         next.counts = Counts::default();
         next
+    }
+
+    fn forget_failures(&mut self) {
+        self.write_failure = None;
+        self.sync_failure = None;
+        self.directory_failure = None;
     }
 
     fn forget_unnamed(&mut self) {
@@ -344,14 +355,16 @@ impl State {
     /// goes during it.
     fn begin(&mut self, sort: Sort) -> Result<(), (io::Error, bool)> {
         self.check_alive().map_err(|error| (error, false))?;
-        let (counter, time, failure) = match sort {
-            Sort::Write => (&mut self.counts.writes, self.latency.write, Some(&mut self.write_failure)),
+        let (counter, time, slot) = match sort {
+            Sort::Write => (&mut self.counts.writes, self.latency.write, &mut self.write_failure),
             Sort::Sync => (
                 &mut self.counts.syncs,
                 self.latency.sync + std::mem::take(&mut self.next_sync_stall),
-                Some(&mut self.sync_failure),
+                &mut self.sync_failure,
             ),
-            Sort::Directory => (&mut self.counts.directory, self.latency.directory, None),
+            Sort::Directory => {
+                (&mut self.counts.directory, self.latency.directory, &mut self.directory_failure)
+            }
         };
         *counter += 1;
         self.waited += time;
@@ -363,9 +376,7 @@ impl State {
                 return Err((error, true));
             }
         }
-        if let Some(slot) = failure
-            && let Some(failure) = slot
-        {
+        if let Some(failure) = slot {
             failure.countdown = failure.countdown.saturating_sub(1);
             if failure.countdown == 0 {
                 let error = io::Error::new(failure.kind, SimDisk::TOLD_TO_FAIL);

@@ -33,13 +33,38 @@ enum Step {
     Kill,
     /// The process stops cleanly and starts again.
     Stop,
-    /// The n-th sync from here fails, and with it the process, unless it is about the next segment. The next start
-    /// may fail in the same way, and find that the page cache has forgotten.
-    FailSync {
+    /// The n-th sync from here fails, or the n-th change of the directory, and with it the process, unless it is about
+    /// the next segment. The next start may fail in the same way, and find that the page cache has forgotten.
+    Fail {
         n: u64,
-        fails_again_at: u64,
-        evicts: bool,
+        failure: Failure,
     },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failure {
+    is_directory: bool,
+    /// Where the next start fails, too; 0 if it does not.
+    fails_again_at: u64,
+    evicts: bool,
+}
+
+impl Failure {
+    fn strike(self, disk: &SimDisk, n: u64) {
+        if self.is_directory {
+            disk.fail_directory(n, ErrorKind::Other);
+        } else {
+            disk.fail_sync(n, ErrorKind::Other);
+        }
+    }
+}
+
+fn failure() -> impl Strategy<Value = Failure> {
+    (any::<bool>(), 0..6u64, any::<bool>()).prop_map(|(is_directory, fails_again_at, evicts)| Failure {
+        is_directory,
+        fails_again_at,
+        evicts,
+    })
 }
 
 fn draw() -> impl Strategy<Value = Draw> {
@@ -59,9 +84,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Job),
         1 => Just(Step::Kill),
         1 => Just(Step::Stop),
-        1 => (1..4u64, 0..4u64, any::<bool>()).prop_map(|(n, fails_again_at, evicts)| {
-            Step::FailSync { n, fails_again_at, evicts }
-        }),
+        1 => (1..4u64, failure()).prop_map(|(n, failure)| Step::Fail { n, failure }),
     ]
 }
 
@@ -106,8 +129,8 @@ struct World {
     /// Operations on disks that are gone.
     operations: u64,
     crash_at: Option<u64>,
-    /// What the last failing sync brings with it.
-    failure: Option<(u64, bool)>,
+    /// What was told to fail.
+    failure: Option<Failure>,
 }
 
 impl World {
@@ -155,10 +178,8 @@ impl World {
         }
         for step in steps {
             match (self.step(step), self.failure.take()) {
-                // Only the sync has failed: the machine is up.
-                (Err(_), Some((fails_again_at, evicts))) if self.disk.list().is_ok() => {
-                    self.go_on_after_failure(fails_again_at, evicts)?;
-                }
+                // Only one operation has failed: the machine is up.
+                (Err(_), Some(failure)) if self.disk.list().is_ok() => self.go_on_after_failure(failure)?,
                 (done, failure) => {
                     done?;
                     self.failure = failure;
@@ -169,19 +190,26 @@ impl World {
     }
 
     /// The next process starts from what the page cache shows; that is safe once it has been given back.
-    fn go_on_after_failure(&mut self, fails_again_at: u64, evicts: bool) -> Result<(), WalError> {
+    fn go_on_after_failure(&mut self, failure: Failure) -> Result<(), WalError> {
+        self.forget(failure);
+        let mut given_back = None;
+        if failure.fails_again_at > 0 {
+            failure.strike(&self.disk, failure.fails_again_at);
+            given_back = open(&self.disk).ok().map(|(_, recovered)| recovered.groups);
+            self.forget(failure);
+        }
+        self.come_back()?;
+        let found = self.models[0].logs();
+        assert!(given_back.is_none_or(|given_back| given_back == found), "it was given back once");
+        Ok(())
+    }
+
+    /// The process ends, and its page cache may forget.
+    fn forget(&mut self, failure: Failure) {
         self.switch(self.disk.kill());
-        if evicts {
+        if failure.evicts {
             self.disk.evict();
         }
-        if fails_again_at > 0 {
-            self.disk.fail_sync(fails_again_at, ErrorKind::Other);
-            if open(&self.disk).is_err() && self.disk.list().is_ok() && evicts {
-                self.disk.evict();
-            }
-            self.switch(self.disk.kill());
-        }
-        self.come_back()
     }
 
     fn step(&mut self, step: &Step) -> Result<(), WalError> {
@@ -205,9 +233,9 @@ impl World {
                 self.switch(self.disk.kill());
                 return self.reopen(false);
             }
-            Step::FailSync { n, fails_again_at, evicts } => {
-                self.disk.fail_sync(*n, ErrorKind::Other);
-                self.failure = Some((*fails_again_at, *evicts));
+            Step::Fail { n, failure } => {
+                failure.strike(&self.disk, *n);
+                self.failure = Some(*failure);
             }
             Step::Stop => {
                 wal.close()?;
@@ -277,7 +305,7 @@ fn survives_every_crash(steps: &[Step], seed: u64) {
         let _ = world.run(steps);
         if world.disk.list().is_ok() {
             // What a failed sync leaves is up to the seed, and so is what is done after it.
-            assert!(steps.iter().any(|step| matches!(step, Step::FailSync { .. })), "no crash at {crash_at}");
+            assert!(steps.iter().any(|step| matches!(step, Step::Fail { .. })), "no crash at {crash_at}");
             continue;
         }
         // A second one soon after, often while the first is still being repaired.
