@@ -427,3 +427,79 @@ async fn a_grant_to_an_acquire_that_was_given_up_long_ago_is_found_and_released(
     assert_eq!(session.status(), SessionStatus::Held);
     drop(guard);
 }
+
+#[test]
+fn a_guard_that_is_dropped_after_its_runtime_is_released_all_the_same() {
+    let cluster = Cluster::start(1);
+    let runtime = one_thread();
+    let (session, guard) = runtime.block_on(hold(&cluster, "a", 30));
+    drop(runtime);
+    drop(guard);
+    eventually("the release", || {
+        let lock = cluster.nodes[0].ok("GET", "/v1/lock?name=a", "");
+        lock["holders"].as_array().is_some_and(Vec::is_empty).then_some(())
+    });
+    drop(session);
+    eventually("no lease", || (cluster.nodes[0].status()?["stats"]["leases"] == 0).then_some(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_dropped_while_no_node_answers_does_not_hold_up_its_program() {
+    let cluster = Cluster::start(1);
+    let (session, guard) = hold(&cluster, "a", 30).await;
+    cluster.nodes[0].pause();
+    let began = std::time::Instant::now();
+    drop((session, guard));
+    println!("dropped within {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    // It is told all the same, since the program lives on.
+    cluster.nodes[0].signal(Signal::CONT);
+    eventually("no lease", || (cluster.nodes[0].status()?["stats"]["leases"] == 0).then_some(()));
+}
+
+/// Threads of clients in this process.
+fn client_threads() -> usize {
+    let names = std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "lowkey-client").count()
+}
+
+/// A program of its own, since it counts its threads.
+#[test]
+#[ignore = "a program for other tests"]
+fn program_that_makes_many_clients() {
+    let endpoint = std::env::var("SDK_PROGRAM_ENDPOINTS").unwrap();
+    let endpoint = endpoint.split(',').next().unwrap();
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let mut kept = Vec::new();
+        for number in 0..20 {
+            let client = Client::connect([endpoint]).await.unwrap();
+            let session = client.session(Duration::from_secs(30)).await.unwrap();
+            let guard = session.lock(format!("of/{number}")).acquire().await.unwrap();
+            // Whoever only watches keeps the client, too.
+            kept.push((guard, client.watch("of/0"), client.observe("of/1")));
+        }
+        assert_eq!(client_threads(), 20);
+        drop(kept);
+        // Those that never come about, or are given up.
+        let nobody = Client::builder(["http://127.0.0.1:1"]).connect_timeout(Duration::from_millis(50));
+        nobody.connect().await.unwrap_err();
+        drop(tokio::time::timeout(Duration::from_millis(1), Client::connect(["http://127.0.0.1:1"])).await);
+    });
+    eventually("all threads have ended", || (client_threads() == 0).then_some(()));
+}
+
+#[test]
+fn the_thread_of_a_client_ends_with_it() {
+    let cluster = Cluster::start(1);
+    let ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "guards::program_that_makes_many_clients", "--ignored", "--nocapture"])
+        .env("SDK_PROGRAM_ENDPOINTS", endpoints(&cluster).join(","))
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(ended.success(), "{ended}");
+    eventually("no lease", || (cluster.nodes[0].status()?["stats"]["leases"] == 0).then_some(()));
+}

@@ -1,6 +1,6 @@
 //! Calls that are not answered yet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use lowkey_api::ApiError;
@@ -14,6 +14,11 @@ use crate::random::Backoff;
 
 /// Longer than any call waits.
 const LONG: Duration = Duration::from_secs(3600);
+
+/// How many releases of one lease that nobody waits for are on the way at once. The service takes 128 operations of
+/// a lease at a time and refuses more: a program that drops thousands of guards must leave room for other calls, and
+/// above all for the end of the session, which makes the other releases needless.
+const RELEASES_ON_THE_WAY: usize = 64;
 
 /// Who gets the answer.
 pub(super) enum Reply {
@@ -50,6 +55,8 @@ pub(super) struct Waiting {
     in_doubt: bool,
     /// Not to be sent again before this.
     retry_at: Option<Instant>,
+    /// It waits until fewer releases of its lease are on the way.
+    is_parked: bool,
     backoff: Backoff,
     /// Why it is not answered yet, as far as is known.
     problem: Option<Error>,
@@ -73,8 +80,17 @@ impl Waiting {
             doubted_at: None,
             in_doubt: false,
             retry_at: None,
+            is_parked: false,
             backoff: Backoff::new(),
             problem: None,
+        }
+    }
+
+    /// The lease, if this releases one of its locks and nobody waits for that.
+    fn told_release_of(&self) -> Option<u64> {
+        match &self.call {
+            Call::ReleaseLock(release) if self.is_told() => Some(release.lease_id),
+            _ => None,
         }
     }
 
@@ -112,6 +128,8 @@ fn changes_something(call: &Call) -> bool {
 /// - `deadlines` has exactly the calls, under their deadlines.
 /// - `retries` has exactly those that have a `retry_at`.
 /// - `told` is the number of calls whose answer nobody waits for.
+/// - `releases` counts those that nobody waits for and that are not parked, and has all parked ones in order; and
+///   perhaps numbers of some that are gone.
 /// - `doubts` has those on the present stream that want an answer at once; and perhaps others.
 #[derive(Default)]
 pub(super) struct Pending {
@@ -120,6 +138,14 @@ pub(super) struct Pending {
     retries: BTreeSet<(Instant, u64)>,
     doubts: BTreeSet<(Instant, u64)>,
     told: usize,
+    releases: HashMap<u64, Releases>,
+}
+
+/// Releases of one lease that nobody waits for.
+#[derive(Default)]
+struct Releases {
+    on_the_way: usize,
+    parked: VecDeque<u64>,
 }
 
 impl Pending {
@@ -132,7 +158,21 @@ impl Pending {
         self.told > 0
     }
 
-    pub(super) fn insert(&mut self, number: u64, waiting: Waiting) {
+    pub(super) fn insert(&mut self, number: u64, mut waiting: Waiting) {
+        if let Some(lease_id) = waiting.told_release_of() {
+            let releases = self.releases.entry(lease_id).or_default();
+            if releases.on_the_way < RELEASES_ON_THE_WAY {
+                releases.on_the_way += 1;
+            } else {
+                releases.parked.push_back(number);
+                waiting.is_parked = true;
+                waiting.retry_at = Some(waiting.deadline);
+                self.retries.insert((waiting.deadline, number));
+            }
+        }
+        if let Call::RevokeLease(revoke) = &waiting.call {
+            self.drop_parked(revoke.lease_id);
+        }
         self.deadlines.insert((waiting.deadline, number));
         self.told += usize::from(waiting.is_told());
         self.calls.insert(number, waiting);
@@ -145,13 +185,45 @@ impl Pending {
         if let Some(retry_at) = waiting.retry_at {
             self.retries.remove(&(retry_at, number));
         }
+        if let Some(lease_id) = waiting.told_release_of().filter(|_| !waiting.is_parked) {
+            self.release_ended(lease_id);
+        }
         Some(waiting)
+    }
+
+    /// A release is off the way: the next may go.
+    fn release_ended(&mut self, lease_id: u64) {
+        let Some(releases) = self.releases.get_mut(&lease_id) else { return };
+        while let Some(number) = releases.parked.pop_front() {
+            let Some(waiting) = self.calls.get_mut(&number) else { continue };
+            waiting.is_parked = false;
+            if let Some(before) = waiting.retry_at.take() {
+                self.retries.remove(&(before, number));
+            }
+            // Due at once.
+            let now = Instant::now();
+            waiting.retry_at = Some(now);
+            self.retries.insert((now, number));
+            return;
+        }
+        releases.on_the_way -= 1;
+        if releases.on_the_way == 0 {
+            self.releases.remove(&lease_id);
+        }
+    }
+
+    /// The lease is being ended, and all that it holds with it: what was not sent yet need not be.
+    fn drop_parked(&mut self, lease_id: u64) {
+        let Some(releases) = self.releases.get_mut(&lease_id) else { return };
+        for number in std::mem::take(&mut releases.parked) {
+            self.remove(number);
+        }
     }
 
     /// Puts a new call off if it changes something; tells whether it does.
     pub(super) fn hold_back(&mut self, number: u64, until: Instant) -> bool {
-        let Some(waiting) = self.calls.get_mut(&number).filter(|waiting| changes_something(&waiting.call))
-        else {
+        let is_new = |waiting: &&mut Waiting| waiting.retry_at.is_none() && changes_something(&waiting.call);
+        let Some(waiting) = self.calls.get_mut(&number).filter(is_new) else {
             return false;
         };
         waiting.retry_at = Some(until);
@@ -328,6 +400,38 @@ mod tests {
             panic!("it is sent")
         };
         assert_eq!(sent.wait_ms, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_many_releases_some_are_on_the_way_and_the_end_of_the_lease_makes_the_others_needless() {
+        use lowkey_api::v1::{ReleaseLockRequest, RevokeLeaseRequest};
+        let mut pending = Pending::default();
+        let now = Instant::now();
+        let release = |lease_id| {
+            let release = ReleaseLockRequest { lease_id, ..ReleaseLockRequest::default() };
+            Waiting::new(Call::ReleaseLock(release), now + LONG, SHORT, nobody())
+        };
+        let mut sent = 0;
+        for number in 1..=100 {
+            pending.insert(number, release(7));
+            sent += usize::from(pending.call_to_send(number, now, Duration::ZERO).is_some());
+        }
+        assert_eq!(sent, RELEASES_ON_THE_WAY);
+        pending.insert(200, release(8));
+        assert!(pending.call_to_send(200, now, Duration::ZERO).is_some(), "another lease has its own");
+        // One is answered: the next goes.
+        pending.answer(1, Ok(Answer::ReleaseLock(Default::default())));
+        assert_eq!(pending.take_retries(now), [65]);
+        assert!(pending.call_to_send(65, now, Duration::ZERO).is_some());
+        let revoke = RevokeLeaseRequest { lease_id: 7, ..RevokeLeaseRequest::default() };
+        pending.insert(300, Waiting::new(Call::RevokeLease(revoke), now + LONG, SHORT, nobody()));
+        assert!(pending.call_to_send(300, now, Duration::ZERO).is_some());
+        assert_eq!(pending.calls.len(), 64 + 2);
+        assert_eq!(pending.told, 64 + 2);
+        for number in (2..=65).chain([200, 300]) {
+            pending.answer(number, Ok(Answer::ReleaseLock(Default::default())));
+        }
+        assert!(pending.is_empty() && pending.releases.is_empty() && pending.retries.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
