@@ -51,6 +51,14 @@ pub(crate) struct Client {
     pub(crate) operation: Option<Operation>,
     /// Renewals under way: which send an answer answers.
     renewals: BTreeMap<u64, u64>,
+    /// A renewal was told that its lease holds something else than it believes: it reads the lease.
+    wants_reading: bool,
+    /// The reading under way.
+    reading: Option<Reading>,
+    /// Acquires that it gave up.
+    given_up: Vec<RequestId>,
+    /// Grants of its lease that it does not want, found by reading it.
+    orphans: Vec<(LockName, Token)>,
     /// What it gave back last: a careless client gives it back once more.
     last_release: Option<(LeaseId, LockName, Token)>,
     next_renewal: u64,
@@ -80,6 +88,15 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     pub(crate) scope: Scope,
     release_at: u64,
+}
+
+/// A look at what its lease holds.
+#[derive(Clone, Debug)]
+struct Reading {
+    id: u64,
+    lease: LeaseId,
+    /// What it believed in before it asked.
+    believed: Vec<Token>,
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +138,8 @@ pub(crate) enum Outcome {
     Renewed { lease: LeaseId },
     /// A renewal was refused: there is no such lease.
     LeaseLost { lease: LeaseId, believed: bool },
+    /// Its lease does not hold these any more, and it believed that it did.
+    HoldsLost { tokens: Vec<Token> },
 }
 
 impl Operation {
@@ -175,6 +194,10 @@ impl Client {
             holds: Vec::new(),
             operation: None,
             renewals: BTreeMap::new(),
+            wants_reading: false,
+            reading: None,
+            given_up: Vec::new(),
+            orphans: Vec::new(),
             next_renewal: 0,
             next_idea: clock.read(now) + random.between(1, SECOND),
             last_operation: 0,
@@ -268,6 +291,9 @@ impl Client {
             }
             return self.renewal_answered(sent, &answer, now);
         }
+        if let Some(reading) = self.reading.take_if(|reading| reading.id == id) {
+            return self.lease_read(&reading, &answer);
+        }
         let Some(operation) = self.operation.take_if(|operation| operation.id == id) else {
             return Outcome::Nothing;
         };
@@ -299,6 +325,32 @@ impl Client {
             _ => {}
         }
         Outcome::Ended { operation: Box::new(operation), answer }
+    }
+
+    /// Compares what its lease holds with what it believes: as the SDK's `beliefs.rs` does. What it believed in
+    /// before it asked, and is not there, is lost. What is there and nobody believes in may be granted by an answer
+    /// that is under way: only what was granted to an acquire that it gave up is given back.
+    fn lease_read(&mut self, reading: &Reading, answer: &Result<Response, Failure>) -> Outcome {
+        let Ok(Response::Lease { grants, .. }) = answer else { return Outcome::Nothing };
+        if self.lease.is_none_or(|lease| lease.id != reading.lease) {
+            return Outcome::Nothing;
+        }
+        let is_there = |token: Token| grants.iter().any(|grant| grant.token == token);
+        let is_lost = |hold: &Hold| reading.believed.contains(&hold.token) && !is_there(hold.token);
+        let tokens = self.holds.iter().filter(|hold| is_lost(hold)).map(|hold| hold.token).collect();
+        self.holds.retain(|hold| !is_lost(hold));
+        let asks_for = match self.operation.as_ref().and_then(|operation| command_of(&operation.request)) {
+            Some(Command::Acquire { lock, .. }) => Some(lock),
+            _ => None,
+        };
+        let orphans = grants.iter().filter(|grant| {
+            let is_unknown = self.holds.iter().all(|hold| hold.token != grant.token);
+            let is_given_up = self.given_up.contains(&grant.request) && asks_for != Some(&grant.lock);
+            is_unknown && (is_given_up || mutants::is_active("an acquire under way is released"))
+        });
+        let orphans: Vec<_> = orphans.map(|grant| (grant.lock.clone(), grant.token)).collect();
+        self.orphans.extend(orphans);
+        Outcome::HoldsLost { tokens }
     }
 
     fn succeeded(
@@ -355,6 +407,8 @@ impl Client {
         if is_valid || (self.patient && !self.rude) {
             self.lease = Some(LeaseHeld { id, ttl, validity });
             self.holds.clear();
+            self.reading = None;
+            self.orphans.clear();
             self.lapsed = !is_valid;
             self.next_renewal = if is_valid { now + ttl.nanos() / 3 } else { now };
             self.renewals.clear();
@@ -366,7 +420,8 @@ impl Client {
         let (id, believed) = (lease.id, lease.validity.holds_at(now));
         match answer {
             // What has run out does not come back, unless its client waited for it.
-            Ok(Response::Renewed { .. }) if believed || self.lapsed => {
+            Ok(Response::Renewed { holds_differ, .. }) if believed || self.lapsed => {
+                self.wants_reading |= *holds_differ;
                 lease.validity.renewed(sent);
                 self.lapsed = !lease.validity.holds_at(now);
                 Outcome::Renewed { lease: id }
@@ -393,6 +448,9 @@ impl Client {
         self.lapsed = false;
         self.holds.clear();
         self.renewals.clear();
+        self.wants_reading = false;
+        self.reading = None;
+        self.orphans.clear();
     }
 
     /// Faults have ended: it goes to work at once, and behaves.
@@ -415,6 +473,9 @@ impl Client {
             Some(operation) => operation.ask_again_at.min(operation.gives_up_at),
             None => self.next_idea,
         };
+        if self.wants_reading || !self.orphans.is_empty() {
+            return 0;
+        }
         if let Some(lease) = &self.lease {
             next = next.min(self.next_renewal);
             if !self.lapsed {

@@ -33,6 +33,7 @@ pub const MUTANTS: &[&str] = &[
     "validity counted from the retry",
     "an answer is credited to the latest send",
     "belief ends when the release is answered",
+    "an acquire under way is released",
     // R5 and the state machine.
     "a clock in apply",
     "token from memory instead of state",

@@ -1,12 +1,12 @@
 //! What a client asks for, when, and where: all that chance decides about it.
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, LockName, Mode, NamePrefix, Requester, Scope, Token, Ttl, Value,
+    AcquireWith, Command, GrantRef, Holds, LockName, Mode, NamePrefix, Requester, Scope, Token, Ttl, Value,
     WaitTime, mutants,
 };
 use lowkey_replica::{Query, Request};
 
-use super::{Client, Operation, Send};
+use super::{Client, Operation, Reading, Send};
 use crate::plan::{MILLISECOND, Plan};
 use crate::random::Random;
 
@@ -35,6 +35,7 @@ impl Client {
             return sends;
         }
         sends.extend(self.renew_if_due(now, random));
+        self.compare_holds(&mut sends);
         if self.operation.as_ref().is_some_and(|operation| now >= operation.gives_up_at) {
             self.give_up(now, true_nanos, random, &mut sends);
         }
@@ -64,8 +65,35 @@ impl Client {
         }
         self.last_operation += 1;
         self.renewals.insert(self.last_operation, now);
-        let request = Request::Renew { lease: lease.id, holds: None };
+        let holds = Some(Holds::of(self.holds.iter().map(|hold| hold.token)));
+        let request = Request::Renew { lease: lease.id, holds };
         Some(Send::Request { node: self.node, operation: self.last_operation, request, again: false })
+    }
+
+    /// Reads its lease if that holds something else than it believes, and gives back what it found and does not want.
+    fn compare_holds(&mut self, sends: &mut Vec<Send>) {
+        let Some(lease) = self.lease.map(|lease| lease.id) else {
+            self.wants_reading = false;
+            return self.orphans.clear();
+        };
+        for (lock, token) in std::mem::take(&mut self.orphans) {
+            let request = self.release(lock, GrantRef::Lease(lease), Some(token));
+            self.last_operation += 1;
+            sends.push(Send::Request {
+                node: self.node,
+                operation: self.last_operation,
+                request,
+                again: false,
+            });
+        }
+        // One that is under way is given up: its answer may be lost.
+        if std::mem::take(&mut self.wants_reading) {
+            self.last_operation += 1;
+            let (id, believed) = (self.last_operation, self.holds.iter().map(|hold| hold.token).collect());
+            self.reading = Some(Reading { id, lease, believed });
+            let request = Request::Read(Query::Lease { lease, after: None, count_max: 100 });
+            sends.push(Send::Request { node: self.node, operation: id, request, again: false });
+        }
     }
 
     /// The same request once more, at another node: a wait keeps its place.
@@ -110,6 +138,7 @@ impl Client {
         }
         // R9: what is given up is not believed in, whatever it was.
         self.stop_believing_in(lock);
+        self.given_up.push(request.clone());
         let requester = match with {
             AcquireWith::Lease(lease) => Requester::Lease(*lease),
             AcquireWith::NewLease(_) => Requester::Owner(owner.clone()),

@@ -1,6 +1,6 @@
 //! What travels between machines and clients, and what the clients of a world do.
 
-use lowkey_core::{Command, Reply, RequestId};
+use lowkey_core::{Command, Reply, RequestId, Token};
 use lowkey_replica::{
     CallId, Failure, Input, ReceivedSnapshot, Request, Response,
     wire::{self, Said},
@@ -8,7 +8,7 @@ use lowkey_replica::{
 
 use super::{Event, World};
 use crate::client::{Outcome, Send, command_of, wait_of};
-use crate::invariants::{Check, Write, mutual_exclusion, one_leader};
+use crate::invariants::{Check, Violation, Write, mutual_exclusion, one_leader};
 use crate::node::Call;
 use crate::plan::MILLISECOND;
 use crate::words;
@@ -273,6 +273,13 @@ impl World {
                 self.expiry.renewed(lease, self.now);
                 self.acknowledged.count += 1;
                 mutual_exclusion(&self.clients, client, self.now)?;
+            }
+            Outcome::HoldsLost { tokens } => {
+                let is_held = |token: &&Token| self.ledger.holders().iter().any(|held| held.token == **token);
+                if let Some(token) = tokens.iter().find(is_held) {
+                    let what = format!("{owner} was told that it lost token {token}, and holds it");
+                    return Err(Violation { invariant: "beliefs", what });
+                }
             }
             Outcome::LeaseLost { lease, believed } => {
                 self.expiry.lost(&owner, lease, believed)?;
