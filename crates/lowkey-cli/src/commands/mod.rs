@@ -68,7 +68,7 @@ pub(crate) struct ServiceArgs {
 /// Who asks.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct OwnerArgs {
-    /// What the owner is called where locks, leases and events are shown [default: user@host]
+    /// What the owner is called where locks, leases and events are shown; by default user@host
     #[arg(long, value_name = "OWNER", env = "LOWKEY_OWNER")]
     owner: Option<String>,
 }
