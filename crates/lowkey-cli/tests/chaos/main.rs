@@ -60,7 +60,7 @@ const PHASE_SECONDS_MAX: u64 = 300;
 const HOLDERS: usize = 14;
 const LOCKERS: usize = 4;
 const CANDIDATES: usize = 3;
-const PATIENT: usize = 3;
+const PATIENT: usize = 5;
 const READERS: usize = 3;
 /// How long each probe takes a breath. The restless ones fill the log, so that there are snapshots.
 const PROBE_PAUSES_MS: &[u64] = &[40, 40, 40, 1, 1];

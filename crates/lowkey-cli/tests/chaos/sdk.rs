@@ -51,6 +51,8 @@ struct Program {
     asked: u64,
     /// Of the session that it has.
     ttl: Duration,
+    /// One of how many locks a patient program holds for long.
+    long_one_in: u64,
 }
 
 /// Sessions one after the other until the run is over; with each, locks or offices.
@@ -59,7 +61,9 @@ pub(crate) async fn run(stage: Arc<Stage>, number: usize, role: Role, seed: u64)
     // A patient program gives a call up while a copy of it may still be on its way.
     let call_timeout = Duration::from_millis(if role == Role::Patient { 800 } else { 4_000 });
     let client = connect(&stage, &owner, call_timeout).await;
-    let mut program = Program { stage, random: Random::new(seed), owner, asked: 0, ttl: PATIENT_TTL };
+    let long_one_in = if number % 2 == 0 { 2 } else { 12 };
+    let random = Random::new(seed);
+    let mut program = Program { stage, random, owner, asked: 0, ttl: PATIENT_TTL, long_one_in };
     while !program.stage.is_over() {
         let (ttl, rounds) = match role {
             Role::Patient => (PATIENT_TTL, program.random.between(10, 40)),
@@ -201,7 +205,7 @@ impl Program {
 
     /// Holds a lock for long; or asks for one, and mostly does not wait for the answer.
     async fn hold_long_or_give_up(&mut self, session: &Session) {
-        let holds_long = self.random.one_in(4);
+        let holds_long = self.random.one_in(self.long_one_in);
         let name = *self.random.pick(if holds_long { HELD_LONG } else { HELD_BRIEFLY });
         let tag = self.tag();
         let lock = session.lock(name).value(tag.clone());
