@@ -21,6 +21,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+/// For how long a path that became late stays so: longer than a client waits before it asks elsewhere.
+const HELD_BACK_FOR: Duration = Duration::from_secs(2);
+
 /// Who is at an end of a connection: a node by its number, or the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
@@ -46,7 +49,7 @@ struct Connection {
     relay: AbortHandle,
 }
 
-/// One connection: for how long it holds back what is sent next, there and back, in milliseconds.
+/// One connection: how late it is from the next message on, there and back, in milliseconds.
 #[derive(Default)]
 pub(crate) struct Path {
     there_ms: AtomicU64,
@@ -54,7 +57,8 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// What is sent next is this late, and what follows cannot overtake it.
+    /// What is sent next is this late, and so is what follows it for a while: a message and the word that it
+    /// was given up do not arrive together.
     pub(crate) fn hold_back(&self, is_there: bool, ms: u64) {
         self.way(is_there).store(ms, Ordering::Relaxed);
     }
@@ -178,10 +182,17 @@ impl Net {
         let weather = self.weather.subscribe();
         let read = async move {
             let mut buffer = vec![0; 16 * 1024];
+            let mut held_back = (Instant::now(), Duration::ZERO);
             while let Ok(count @ 1..) = read_some(&from, &mut buffer).await {
                 let all_are_late = weather.borrow().delay.get(&way).copied().unwrap_or_default();
-                let delay = all_are_late.max(Duration::from_millis(next_ms.swap(0, Ordering::Relaxed)));
-                if sender.send((Instant::now() + delay, buffer[..count].to_vec())).await.is_err() {
+                let time = Instant::now();
+                match next_ms.swap(0, Ordering::Relaxed) {
+                    0 => {}
+                    ms => held_back = (time + HELD_BACK_FOR, Duration::from_millis(ms)),
+                }
+                let it_is_late = if time < held_back.0 { held_back.1 } else { Duration::ZERO };
+                let due = time + all_are_late.max(it_is_late);
+                if sender.send((due, buffer[..count].to_vec())).await.is_err() {
                     return;
                 }
             }
