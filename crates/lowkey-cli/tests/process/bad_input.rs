@@ -391,8 +391,15 @@ async fn what_is_anothers_or_gone_is_refused_and_left_alone() {
     }
     let others = json!({"lock_name": "l", "lease_id": other});
     target.assert_refused("/v1/lock/release", others, 403, "NOT_OWNER").await;
+    // R10: giving up what never came is no error, touches nobody's lock, and is final.
     let never = json!({"lock_name": "l", "acquire_request_id": "never", "owner_id": "me"});
-    target.assert_refused("/v1/lock/release", never, 403, "NOT_OWNER").await;
+    for _ in 0..2 {
+        assert_eq!(target.assert_ok("/v1/lock/release", never.clone()).await, json!({"released": true}));
+    }
+    for lock in ["l", "free"] {
+        let late = json!({"lock_name": lock, "owner_id": "me", "ttl_seconds": 60, "request_id": "never"});
+        target.assert_refused("/v1/lock/acquire", late, 409, "WAIT_CANCELLED").await;
+    }
     let free = json!({"lock_name": "free", "lease_id": mine});
     target.assert_refused("/v1/lock/release", free, 404, "LOCK_NOT_FOUND").await;
 
