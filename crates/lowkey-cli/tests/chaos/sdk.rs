@@ -61,7 +61,7 @@ pub(crate) async fn run(stage: Arc<Stage>, number: usize, role: Role, seed: u64)
     // A patient program gives a call up while a copy of it may still be on its way.
     let call_timeout = Duration::from_millis(if role == Role::Patient { 800 } else { 4_000 });
     let client = connect(&stage, &owner, call_timeout).await;
-    let long_one_in = if number % 2 == 0 { 2 } else { 12 };
+    let long_one_in = if number.is_multiple_of(2) { 2 } else { 12 };
     let random = Random::new(seed);
     let mut program = Program { stage, random, owner, asked: 0, ttl: PATIENT_TTL, long_one_in };
     while !program.stage.is_over() {
