@@ -62,7 +62,10 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 }
 
 fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+    File::open(dir)?.sync_all().map_err(|error| {
+        let problem = format!("syncing {} failed: {error}; check the disk, then start again", dir.display());
+        io::Error::new(error.kind(), problem)
+    })
 }
 
 fn is_none_of_ours(error: &io::Error) -> bool {
