@@ -24,6 +24,11 @@ run *flags='--bootstrap --data-dir ./data':
 golden:
     UPDATE_GOLDENFILES=1 cargo test -p lowkey-core -p lowkey-replica --test golden
 
+# Write the generated parts of docs/reference anew: the OpenAPI document, commands and flags.
+reference:
+    UPDATE_GOLDENFILES=1 cargo test -p lowkey-server --test edge openapi
+    UPDATE_GOLDENFILES=1 cargo test -p lowkey-cli --bin lowkey reference
+
 # Check the licences and known faults of what we depend on (needs cargo-deny).
 deny:
     cargo deny check

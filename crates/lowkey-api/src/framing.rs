@@ -1,4 +1,4 @@
-//! Messages as gRPC has them on the wire: whether they are compressed, their length, and then themselves.
+//! The framing of gRPC messages: one byte that says whether the message is compressed, four bytes of length, the message.
 
 use prost::Message;
 

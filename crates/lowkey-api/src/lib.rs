@@ -4,7 +4,8 @@
 //!   documentation: messages, a client and a server stub, and their JSON form.
 //! - [`error`] has every reason for which a request can be refused, with its gRPC code and HTTP
 //!   status, in one table.
-//! - [`framing`] is how gRPC puts a message on the wire, for who does it without a library's help.
+//! - [`framing`] is how gRPC puts a message on the wire, for code that does it without a library.
+//! - [`limits`] has what the service refuses to go beyond, where a client must know it.
 //! - [`position`] is where a change stands in history, as watches tell it and are told it.
 //! - [`validity`] says until when a client may act as holder (R6, R7).
 //!
@@ -26,6 +27,7 @@
 
 pub mod error;
 pub mod framing;
+pub mod limits;
 pub mod position;
 mod remaining;
 pub mod validity;

@@ -1,4 +1,4 @@
-//! R6, R7: until when a client may act as holder.
+//! R6, R7: until when a client may act as holder (`docs/internals/time.md`).
 //!
 //! Used by every client, simulated or real: the arithmetic of belief stands here alone. All times are
 //! readings of the *client's own* clock, one that also runs while the machine is suspended, in
@@ -7,7 +7,7 @@
 //! Belief never outlives the lease: the server starts a lease's time when the request arrives, which
 //! is after the client first sent it, and ends it no earlier than the whole time to live after that.
 //! A client stops at 90 % of it, counted from before the first send. So beliefs of two clients do not
-//! overlap while clock *rates* differ by less than about 5 %, whatever the network does to the reply.
+//! overlap while clock *rates* differ by less than about 5 %, no matter how late the reply is.
 
 /// What a client may count on after a lease was made or renewed: 90 % of the time to live, from
 /// before the request was first sent. A retry with the same request id keeps the first time.

@@ -26,7 +26,7 @@ fn zero_values_are_written_out() {
     let json = serde_json::to_string(&lock).unwrap();
     assert_eq!(
         json,
-        r#"{"lockName":"jobs","holders":[],"waiters":[],"revision":"0","waiterCount":0,"holderCount":0}"#
+        r#"{"lockName":"jobs","holders":[],"waiters":[],"revision":"0","waiterCount":0,"holderCount":0,"coveredBy":""}"#
     );
 
     let json = serde_json::to_string(&ListLocksResponse::default()).unwrap();

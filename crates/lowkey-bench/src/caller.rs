@@ -17,24 +17,24 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tonic::{Code, Status};
 
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// Calls to one node, over one connection that is made when it is needed. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Caller {
+pub(crate) struct UnaryCaller {
     authority: Authority,
     connection: Arc<Mutex<Option<SendRequest<Bytes>>>>,
 }
 
-impl Caller {
+impl UnaryCaller {
     /// For a node at a URL such as `http://127.0.0.1:9000`.
-    pub(crate) fn new(url: &str) -> Result<Self, Problem> {
+    pub(crate) fn new(url: &str) -> Result<Self, BenchProblem> {
         let parsed: Option<Uri> = url.parse().ok();
         let authority = parsed
             .filter(|uri| uri.scheme() == Some(&Scheme::HTTP) && uri.port().is_some())
             .and_then(|uri| uri.authority().cloned());
         let authority = authority
-            .ok_or_else(|| Problem::failed(format!("{url} is no URL such as http://127.0.0.1:9000")))?;
+            .ok_or_else(|| BenchProblem::failed(format!("{url} is no URL such as http://127.0.0.1:9000")))?;
         Ok(Self { authority, connection: Arc::default() })
     }
 

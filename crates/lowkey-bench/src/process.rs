@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// How long a process that is asked to end may take.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -52,8 +52,8 @@ struct Process {
 }
 
 impl Process {
-    fn start(&mut self) -> Result<(), Problem> {
-        let cannot = |error| Problem::failed(format!("cannot start {}: {error}", self.name));
+    fn start(&mut self) -> Result<(), BenchProblem> {
+        let cannot = |error| BenchProblem::failed(format!("cannot start {}: {error}", self.name));
         let log = File::options().create(true).append(true).open(&self.log).map_err(cannot)?;
         let output = log.try_clone().map_err(cannot)?;
         self.command.stdin(Stdio::null()).stdout(output).stderr(log);
@@ -92,11 +92,11 @@ impl Process {
 
 impl Cluster {
     /// A folder, and no processes yet.
-    pub fn new(starter: &Starter, name: &str) -> Result<Self, Problem> {
+    pub fn new(starter: &Starter, name: &str) -> Result<Self, BenchProblem> {
         let prefix = format!("lowkey-bench-{name}-");
         let folder =
             tempfile::Builder::new().prefix(&prefix).tempdir_in(&starter.folder).map_err(|error| {
-                Problem::failed(format!("cannot make a folder in {}: {error}", starter.folder.display()))
+                BenchProblem::failed(format!("cannot make a folder in {}: {error}", starter.folder.display()))
             })?;
         let path = folder.path().to_owned();
         let owned = Mutex::new(Owned { processes: Vec::new(), folder: Some(folder) });
@@ -124,7 +124,7 @@ impl Cluster {
     }
 
     /// Starts one more process, which is reached at this address.
-    pub fn add(&mut self, name: &str, address: String, command: Command) -> Result<(), Problem> {
+    pub fn add(&mut self, name: &str, address: String, command: Command) -> Result<(), BenchProblem> {
         let log = self.folder().join(format!("{name}.log"));
         let mut process = Process { name: name.to_owned(), command, child: None, log, farewell: None };
         process.start()?;
@@ -134,7 +134,7 @@ impl Cluster {
     }
 
     /// At the end of all a process is sent this signal, and killed only if that does not help.
-    #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "lowkey needs no farewell"))]
+    #[cfg_attr(not(feature = "rivals"), expect(dead_code, reason = "lowkey needs no farewell"))]
     pub(crate) fn ask_to_end(&self, name: &str, signal: Signal) {
         let mut owned = self.owned();
         let processes = owned.processes.iter_mut().filter(|process| process.name == name);
@@ -148,18 +148,18 @@ impl Cluster {
     }
 
     /// Starts one again that was killed.
-    pub fn restart(&self, name: &str) -> Result<(), Problem> {
+    pub fn restart(&self, name: &str) -> Result<(), BenchProblem> {
         let mut owned = self.owned();
         owned.processes.iter_mut().filter(|process| process.name == name).try_for_each(Process::start)
     }
 
     /// An error if a process ended that was not killed here.
-    pub fn check(&self) -> Result<(), Problem> {
+    pub fn check(&self) -> Result<(), BenchProblem> {
         for process in &mut self.owned().processes {
             let ended = process.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
             if let Some(status) = ended {
                 let (name, last_words) = (&process.name, process.last_words());
-                return Err(Problem::failed(format!("{name} ended by itself ({status}): {last_words}")));
+                return Err(BenchProblem::failed(format!("{name} ended by itself ({status}): {last_words}")));
             }
         }
         Ok(())
@@ -212,8 +212,8 @@ pub(crate) fn forget_settings(command: &mut Command, prefix: &str) {
 }
 
 /// Ports on loopback that nobody has at the moment.
-pub(crate) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Problem> {
-    let none = |error| Problem::failed(format!("no port is free on loopback: {error}"));
+pub(crate) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], BenchProblem> {
+    let none = |error| BenchProblem::failed(format!("no port is free on loopback: {error}"));
     // All at a time, so that no two are the same.
     let mut listeners = Vec::new();
     let mut ports = [0; COUNT];

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Written by the run, read by whoever draws it.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct BenchProgress {
     now: Mutex<Now>,
 }
 
@@ -32,7 +32,7 @@ pub struct Glance {
     pub share: Option<f64>,
 }
 
-impl Progress {
+impl BenchProgress {
     /// How far it has come.
     pub fn glance(&self) -> Glance {
         let now = self.now();

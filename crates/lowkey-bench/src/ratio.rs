@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::report::Report;
+use crate::report::BenchReport;
 use crate::workload::Workload;
 
 /// What is compared in one workload.
@@ -13,7 +13,7 @@ struct Measure {
     what: &'static str,
     unit: &'static str,
     is_more_better: bool,
-    of: fn(&Report) -> Option<f64>,
+    of: fn(&BenchReport) -> Option<f64>,
 }
 
 /// One figure of lowkey, the same of another, and their quotient.
@@ -45,8 +45,8 @@ pub struct Ratio {
 }
 
 /// Every report of lowkey beside those of others in the same case, in the order of the reports.
-pub fn ratios(reports: &[Report]) -> Vec<Ratio> {
-    let case = |report: &Report| (report.workload, report.nodes, report.size);
+pub fn ratios(reports: &[BenchReport]) -> Vec<Ratio> {
+    let case = |report: &BenchReport| (report.workload, report.nodes, report.size);
     let mut ratios = Vec::new();
     for ours in reports.iter().filter(|report| report.is_lowkey) {
         let rivals = reports.iter().filter(|report| !report.is_lowkey && case(report) == case(ours));
@@ -57,7 +57,7 @@ pub fn ratios(reports: &[Report]) -> Vec<Ratio> {
     ratios
 }
 
-fn ratio(measure: &Measure, ours: &Report, theirs: &Report) -> Option<Ratio> {
+fn ratio(measure: &Measure, ours: &BenchReport, theirs: &BenchReport) -> Option<Ratio> {
     let figure = |report| (measure.of)(report).filter(|figure| *figure > 0.0);
     let (our_figure, their_figure) = (figure(ours)?, figure(theirs)?);
     Some(Ratio {
@@ -149,13 +149,13 @@ mod tests {
     use crate::recorder::Recorder;
     use crate::run::Case;
 
-    fn report(system: &str, is_lowkey: bool, nodes: usize, ms: u64) -> Report {
+    fn report(system: &str, is_lowkey: bool, nodes: usize, ms: u64) -> BenchReport {
         let recorder = Recorder::default();
         recorder.start();
         recorder.took("acquire", Duration::from_millis(ms));
         recorder.stop();
         let case = Case { workload: Workload::Seq, size: 1, nodes };
-        Report::new(system.to_owned(), is_lowkey, nodes, &case, &recorder)
+        BenchReport::new(system.to_owned(), is_lowkey, nodes, &case, &recorder)
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Figure {
 /// What became of one operation.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Summary {
+pub struct OperationSummary {
     /// Which.
     pub operation: &'static str,
     /// How often. Times are also of those that were due and never begun.
@@ -121,7 +121,7 @@ impl Recorder {
     }
 
     /// What there is. If it was nothing but pairs, also what a pair costs the leader.
-    pub(crate) fn summary(&self, is_pairs_alone: bool) -> (Vec<Summary>, Vec<Figure>, Duration) {
+    pub(crate) fn summary(&self, is_pairs_alone: bool) -> (Vec<OperationSummary>, Vec<Figure>, Duration) {
         let kept = self.kept();
         let operations = kept.operations.iter();
         let never_begun = |name| kept.never_begun.get(name).copied().unwrap_or_default();
@@ -164,13 +164,13 @@ fn summary(
     histogram: &Histogram<u64>,
     never_begun: u64,
     measured: Duration,
-) -> Summary {
+) -> OperationSummary {
     let ms = |nanos: u64| nanos as f64 / 1e6;
     let at = |share: f64| ms(histogram.value_at_quantile(share));
     let curve =
         histogram.iter_quantiles(4).map(|value| (value.quantile(), ms(value.value_iterated_to()))).collect();
     let count = histogram.len() - never_begun;
-    Summary {
+    OperationSummary {
         operation,
         count,
         per_second: if measured.is_zero() { 0.0 } else { count as f64 / measured.as_secs_f64() },

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// Invariant: `is_held` from when a grant was heard of until its release is about to be sent. In that time nobody
 /// else may hear of a grant, whatever the clocks say: one process sees both.
@@ -23,16 +23,16 @@ impl Referee {
     }
 
     /// Somebody was granted the lock.
-    pub(crate) fn granted(&self, token: Option<u64>) -> Result<(), Problem> {
+    pub(crate) fn granted(&self, token: Option<u64>) -> Result<(), BenchProblem> {
         if self.is_held.swap(true, Ordering::SeqCst) {
-            return Err(Problem::wrong(format!("{} has two holders at once", self.lock)));
+            return Err(BenchProblem::wrong(format!("{} has two holders at once", self.lock)));
         }
         let Some(token) = token else { return Ok(()) };
         let last = self.last_token.fetch_max(token, Ordering::SeqCst);
         if token <= last {
             let problem =
                 format!("{} was granted with token {token}, and before that with {last}", self.lock);
-            return Err(Problem::wrong(problem));
+            return Err(BenchProblem::wrong(problem));
         }
         Ok(())
     }

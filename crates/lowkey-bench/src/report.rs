@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use crate::recorder::{Figure, Recorder, Summary};
+use crate::recorder::{Figure, OperationSummary, Recorder};
 use crate::run::Case;
 
 /// What one contender did in one workload.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct BenchReport {
     /// Who.
     pub system: String,
     /// It is lowkey, asked in one way or another.
@@ -23,12 +23,12 @@ pub struct Report {
     /// How long it was measured.
     pub seconds: f64,
     /// Times, by operation.
-    pub operations: Vec<Summary>,
+    pub operations: Vec<OperationSummary>,
     /// What else there is to tell.
     pub figures: Vec<Figure>,
 }
 
-impl Report {
+impl BenchReport {
     pub(crate) fn new(
         system: String,
         is_lowkey: bool,
@@ -50,7 +50,7 @@ impl Report {
     }
 
     /// The times of one operation.
-    pub fn operation(&self, name: &str) -> Option<&Summary> {
+    pub fn operation(&self, name: &str) -> Option<&OperationSummary> {
         self.operations.iter().find(|summary| summary.operation == name)
     }
 

@@ -10,12 +10,12 @@ use std::thread;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::lowkey::{LowkeyContender, Place, Through, tag};
+use crate::lowkey::{LowkeyAt, LowkeyContender, Through, tag};
 use crate::process::{Cluster, Starter};
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::recorder::Recorder;
-use crate::report::Report;
-use crate::system::{Contender, Problem, System};
+use crate::report::BenchReport;
+use crate::system::{BenchProblem, Contender, System};
 use crate::workload::{Sizes, Workload};
 use crate::workloads::{Arena, perform};
 
@@ -23,7 +23,7 @@ use crate::workloads::{Arena, perform};
 const START_ATTEMPTS: usize = 3;
 
 /// What is to be run.
-pub struct Plan {
+pub struct BenchPlan {
     /// What is done.
     pub workloads: Vec<Workload>,
     /// How much of it.
@@ -31,7 +31,7 @@ pub struct Plan {
     /// On how many nodes, once for each number; of no meaning for what is running already.
     pub nodes: Vec<usize>,
     /// Where lowkey is.
-    pub place: Place,
+    pub place: LowkeyAt,
     /// The ways that requests take to it.
     pub through: Vec<Through>,
     /// Who else takes part.
@@ -64,7 +64,7 @@ pub struct Skipped {
     pub reason: String,
 }
 
-impl Plan {
+impl BenchPlan {
     /// All that is to be done, in order.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
@@ -125,10 +125,10 @@ impl Plan {
 /// Runs the plan, and hands over each workload's reports as they are done. To be called on a thread that lives as long
 /// as the processes that are started.
 pub async fn run(
-    plan: &Plan,
-    progress: &Arc<Progress>,
-    mut done: impl FnMut(Vec<Report>, Vec<Skipped>),
-) -> Result<(), Problem> {
+    plan: &BenchPlan,
+    progress: &Arc<BenchProgress>,
+    mut done: impl FnMut(Vec<BenchReport>, Vec<Skipped>),
+) -> Result<(), BenchProblem> {
     for case in plan.cases() {
         let mut skipped = Vec::new();
         let contenders = plan.contenders(&case, &mut skipped);
@@ -158,11 +158,11 @@ struct Load {
 }
 
 impl Load {
-    fn new() -> Result<Self, Problem> {
+    fn new() -> Result<Self, BenchProblem> {
         // One thread makes more load than anybody here bears, and leaves the rest of the machine to who is measured.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime =
-            runtime.map_err(|error| Problem::failed(format!("cannot start the runtime: {error}")))?;
+            runtime.map_err(|error| BenchProblem::failed(format!("cannot start the runtime: {error}")))?;
         let handle = runtime.handle().clone();
         let (is_needed, is_over) = oneshot::channel();
         let run = move || {
@@ -171,16 +171,16 @@ impl Load {
             runtime.shutdown_background();
         };
         let spawned = thread::Builder::new().name("load".into()).spawn(run);
-        spawned.map_err(|error| Problem::failed(format!("cannot start a thread: {error}")))?;
+        spawned.map_err(|error| BenchProblem::failed(format!("cannot start a thread: {error}")))?;
         Ok(Self { runtime: handle, _is_needed: is_needed })
     }
 
     async fn carry_out<T: Send + 'static>(
         &self,
-        work: impl Future<Output = Result<T, Problem>> + Send + 'static,
-    ) -> Result<T, Problem> {
+        work: impl Future<Output = Result<T, BenchProblem>> + Send + 'static,
+    ) -> Result<T, BenchProblem> {
         let outcome = self.runtime.spawn(work).await;
-        outcome.map_err(|error| Problem::failed(format!("the workload broke: {error}")))?
+        outcome.map_err(|error| BenchProblem::failed(format!("the workload broke: {error}")))?
     }
 }
 
@@ -202,11 +202,11 @@ struct Present {
 }
 
 async fn run_case(
-    plan: &Plan,
+    plan: &BenchPlan,
     case: Case,
     contenders: Vec<Arc<dyn Contender>>,
-    progress: &Arc<Progress>,
-) -> Result<Vec<Report>, Problem> {
+    progress: &Arc<BenchProgress>,
+) -> Result<Vec<BenchReport>, BenchProblem> {
     let (load, mut started) = (Load::new()?, Started::default());
     let mut present = Vec::new();
     for contender in contenders {
@@ -218,7 +218,7 @@ async fn run_case(
         take_turns(&case, &sizes, &present, &progress).await?;
         let report = |present: &Present| {
             let (name, system) = (present.name.clone(), &present.system);
-            Report::new(name, system.lowkey().is_some(), system.nodes(), &case, &present.recorder)
+            BenchReport::new(name, system.lowkey().is_some(), system.nodes(), &case, &present.recorder)
         };
         Ok(present.iter().map(report).collect())
     })
@@ -226,12 +226,12 @@ async fn run_case(
 }
 
 async fn start(
-    plan: &Plan,
+    plan: &BenchPlan,
     case: &Case,
     contender: &Arc<dyn Contender>,
     load: &Load,
     started: &mut Started,
-) -> Result<Present, Problem> {
+) -> Result<Present, BenchProblem> {
     let mut attempt = 1;
     loop {
         let cluster = Arc::new(contender.start(&plan.starter, case.nodes)?);
@@ -254,8 +254,8 @@ async fn take_turns(
     case: &Case,
     sizes: &Sizes,
     present: &[Present],
-    progress: &Progress,
-) -> Result<(), Problem> {
+    progress: &BenchProgress,
+) -> Result<(), BenchProblem> {
     // Who is alone has nobody to take turns with.
     let turns = if case.workload.is_interleaved() && present.len() > 1 { sizes.turns.max(1) } else { 1 };
     for turn in 1..=turns {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokio::sync::Mutex;
 
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// So many of something, for clients that are numbered without end.
 pub(crate) struct Slots<T> {
@@ -21,8 +21,8 @@ impl<T: Clone> Slots<T> {
     pub(crate) async fn get(
         &self,
         number: usize,
-        make: impl Future<Output = Result<T, Problem>>,
-    ) -> Result<T, Problem> {
+        make: impl Future<Output = Result<T, BenchProblem>>,
+    ) -> Result<T, BenchProblem> {
         let slot = number % self.count;
         let mut made = self.made.lock().await;
         if let Some(known) = made.get(&slot) {

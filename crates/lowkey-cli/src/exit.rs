@@ -21,25 +21,34 @@ pub(crate) const TIMED_OUT: u8 = 124;
 
 /// Why a command failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CommandFailure {
     pub(crate) code: u8,
     /// What happened, what it means, what to do: for a person, in one line.
     pub(crate) line: String,
     /// The service's own reason, for programs.
     pub(crate) reason: Option<Reason>,
+    /// What was asked for may have been done, or may yet be.
+    pub(crate) in_doubt: bool,
 }
 
-impl Failure {
+impl CommandFailure {
     pub(crate) fn new(code: u8, line: impl Into<String>) -> Self {
-        Self { code, line: line.into(), reason: None }
+        Self { code, line: line.into(), reason: None, in_doubt: false }
     }
 
     /// Says it on standard error: in one line, or as one JSON object.
     pub(crate) fn report(&self, as_json: bool) -> ExitCode {
         let line = self.line.replace(['\n', '\r'], " ");
         if as_json {
-            let reason = self.reason.map(Reason::as_str);
-            say(&serde_json::json!({ "error": line, "exitStatus": self.code, "reason": reason }).to_string());
+            let mut error = serde_json::json!({
+                "error": line,
+                "exitStatus": self.code,
+                "reason": self.reason.map(Reason::as_str),
+            });
+            if let Some(reason) = self.reason {
+                error["see"] = reason.page().into();
+            }
+            say(&error.to_string());
         } else {
             say(&format!("lowkey: {line}"));
         }
@@ -67,9 +76,15 @@ impl Failure {
             }
             ErrorKind::Invalid(_) => (USAGE, "try --help".into()),
             ErrorKind::Refused(refusal) => of_reason(refusal.reason, lock),
-            _ => (NO, "see docs/api.md".into()),
+            _ => (NO, "`lowkey status` says how the service is doing".into()),
         };
-        Self { code, line: format!("{error}; {advice}"), reason: error.reason() }
+        let see = match error.reason() {
+            // What happens every day needs no explanation: cron mails every line.
+            None | Some(Reason::LockHeld | Reason::WaitTimeout) => String::new(),
+            Some(reason) => format!(" (see {})", reason.page()),
+        };
+        let line = format!("{error}; {advice}{see}");
+        Self { code, line, reason: error.reason(), in_doubt: error.outcome_unknown() }
     }
 }
 
@@ -95,7 +110,8 @@ fn of_reason(reason: Reason, lock: &str) -> (u8, String) {
             (NO_SERVICE, "the service has all that it can take; try again later")
         }
         reason if reason.is_retryable() => (NO_SERVICE, "try again"),
-        _ => (NO, "docs/api.md says more"),
+        Reason::Internal => (NO, "a fault of the service: please report it, with the node's log"),
+        _ => (NO, "nothing was done"),
     };
     (code, advice.to_owned())
 }

@@ -9,17 +9,20 @@ mod address;
 mod commands;
 mod duration;
 mod exit;
+mod help;
 mod output;
+#[cfg(test)]
+mod reference;
 mod server;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{bench, changes, completions, detached, dev, leases, locks, member, recover, run, status};
-use exit::Failure;
+use exit::CommandFailure;
 
 /// Requests are made on one thread and dropped on another, and memory that a burst needed is to go back afterwards:
 /// both are what this allocator is good at. Without huge pages: they were an eighth of a node's memory with 50,000 leases,
@@ -27,7 +30,7 @@ use exit::Failure;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A distributed lock service: at most one holder per lock, and a fencing token that proves it.
+/// A distributed lock service: at most one holder per lock, and a fencing token that proves it
 #[derive(Debug, Parser)]
 #[command(name = "lowkey", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
@@ -41,15 +44,15 @@ enum Command {
     Run(run::RunArgs),
     /// Run a command while leading an election
     Elect(run::ElectArgs),
-    /// Take a lock for a script, held by no process; prints lock, lease, token and TTL
+    /// Take a lock for a script, held by no process, and print lock, lease, token and TTL
     Acquire(detached::AcquireArgs),
-    /// Give back what `acquire` took
+    /// Give back a lock that `acquire` took
     Release(detached::ReleaseArgs),
-    /// Start the time of a lease anew
+    /// Start the time of a lease again
     Renew(detached::RenewArgs),
-    /// End the hold of another: ends the lease, and says whose it was and what it held
+    /// Force-unlock: end the lease that holds a lock, with all that it holds
     Revoke(leases::RevokeArgs),
-    /// Show leases: whose they are, what they hold, how long they live
+    /// Show leases: their owners, what they hold, how long they live
     Lease(leases::LeaseArgs),
     /// List locks that are held or waited for
     Ls(locks::LsArgs),
@@ -59,7 +62,7 @@ enum Command {
     Check(locks::CheckArgs),
     /// Show who leads an election; nothing (JSON: null) if nobody does
     Leader(changes::LeaderArgs),
-    /// Tell of every change of locks as it happens
+    /// Print every change of locks as it happens
     Watch(changes::WatchArgs),
     /// Show how the cluster is doing
     Status(status::StatusArgs),
@@ -67,7 +70,7 @@ enum Command {
     Member(member::MemberArgs),
     /// Run a node (the default: flags without a command mean this)
     Server(Box<server::ServerArgs>),
-    /// Begin a new cluster with a node of one whose majority is lost for good
+    /// Make a new cluster from one node, when the majority is lost for good
     Recover(recover::RecoverArgs),
     /// Run three nodes in one process, for trying things out
     Dev(dev::DevArgs),
@@ -88,11 +91,11 @@ fn main() -> ExitCode {
     let as_json = wants_json(&args);
     if let Some(flag) = misplaced_flag(&args) {
         let problem = format!("{flag} goes behind a command, as in: lowkey ls {flag}; try --help");
-        return Failure::new(exit::USAGE, problem).report(as_json);
+        return CommandFailure::new(exit::USAGE, problem).report(as_json);
     }
     let shape = shape_with_command(&args);
     let args = with_default_command(args, server_flag_in_environment());
-    match Cli::try_parse_from(&args).map_err(without_dangerous_tip) {
+    match parsed(&args).map_err(without_dangerous_tip) {
         Ok(cli) => carry_out(cli.command),
         Err(error) if error.exit_code() == 0 => error.exit(), // help or version
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -104,9 +107,15 @@ fn main() -> ExitCode {
             let variable = variable_of(&error, &args);
             let variable = variable.map(|name| format!("; it comes from the environment variable {name}"));
             let problem = format!("{}{}; {advice}", one_line(&error), variable.unwrap_or_default());
-            Failure::new(exit::USAGE, problem).report(as_json)
+            CommandFailure::new(exit::USAGE, problem).report(as_json)
         }
     }
+}
+
+fn parsed(args: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut command = help::dressed(Cli::command());
+    let matches = command.try_get_matches_from_mut(args)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// `recover` makes a new cluster, and is not what anybody means who mistyped `revoke`.
@@ -261,7 +270,7 @@ mod tests {
     #[test]
     fn a_wrong_command_line_is_told_in_one_line() {
         let problem = |words: &[&str]| {
-            one_line(&Cli::try_parse_from(with_default_command(args(words), false)).expect_err("it is wrong"))
+            one_line(&parsed(&with_default_command(args(words), false)).expect_err("it is wrong"))
         };
         assert_eq!(
             problem(&["lowkey", "--max-leases", "many"]),

@@ -16,12 +16,12 @@ pub(crate) fn say(line: &str) {
 }
 
 /// Rows under a header. The header is shown on a terminal only.
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     columns: &'static [&'static str],
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     pub(crate) fn new(columns: &'static [&'static str]) -> Self {
         Self { columns, rows: Vec::new() }
     }
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_table_is_aligned_and_no_cell_breaks_it() {
-        let mut table = Table::new(&["NAME", "OWNER"]);
+        let mut table = TextTable::new(&["NAME", "OWNER"]);
         table.row(["jobs/nightly".into(), "a".into()]);
         table.row(["é".into(), "b\nc".into()]);
         let mut out = Vec::new();
@@ -289,7 +289,7 @@ mod tests {
         );
     }
 
-    fn written(table: &Table, limit: usize) -> Vec<String> {
+    fn written(table: &TextTable, limit: usize) -> Vec<String> {
         let mut out = Vec::new();
         table.write_aligned(&mut anstream::StripStream::new(&mut out), Some(limit)).unwrap();
         String::from_utf8(out).unwrap().lines().map(str::to_owned).collect()
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn wide_characters_are_aligned() {
-        let mut table = Table::new(&["NAME", "OWNER"]);
+        let mut table = TextTable::new(&["NAME", "OWNER"]);
         table.row(["仕事".into(), "a".into()]);
         table.row(["jobs".into(), "b".into()]);
         assert_eq!(written(&table, 80), ["NAME  OWNER", "仕事  a", "jobs  b"]);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_too_wide_is_shortened_in_the_middle_and_never_in_a_number() {
-        let mut table = Table::new(&["NAME", "OWNER", "TOKEN", "SINCE"]);
+        let mut table = TextTable::new(&["NAME", "OWNER", "TOKEN", "SINCE"]);
         let name = format!("jobs/{}/nightly", "very-long-".repeat(10));
         table.row([name, "仕".repeat(40), u64::MAX.to_string(), "2000-02-29T00:00:00Z".into()]);
         let lines = written(&table, 80);

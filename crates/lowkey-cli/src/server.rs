@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use lowkey_core::NodeName;
+use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::{About, Config, Ended, RunningNode, StartError};
@@ -15,86 +16,124 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::address::{Listen, parse_listen};
-use crate::exit::{Failure, NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
+use crate::exit::{CommandFailure, NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
 use crate::output::say;
+
+const MEBIBYTE: usize = 1024 * 1024;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
     /// Found a new cluster if the data directory is empty; give it to exactly one node of a cluster
-    #[arg(long, env = "LOWKEY_BOOTSTRAP", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "LOWKEY_BOOTSTRAP", value_parser = BoolishValueParser::new(), help_heading = "The cluster")]
     bootstrap: bool,
 
     /// Join the cluster of these nodes if the data directory is empty (their gRPC addresses); tries for 30 s
-    #[arg(long, value_name = "HOST:GRPC_PORT,…", value_delimiter = ',', env = "LOWKEY_JOIN")]
+    #[arg(
+        long,
+        value_name = "HOST:GRPC_PORT,…",
+        value_delimiter = ',',
+        env = "LOWKEY_JOIN",
+        help_heading = "The cluster"
+    )]
     join: Vec<String>,
 
     /// Where the node keeps its data; made if it is missing
-    #[arg(long, value_name = "DIR", default_value = "./data", env = "LOWKEY_DATA_DIR")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "./data",
+        env = "LOWKEY_DATA_DIR",
+        help_heading = "The cluster"
+    )]
     data_dir: PathBuf,
 
     /// The node's name in the cluster [default: made once, and kept in the data directory]
-    #[arg(long, value_name = "NAME", env = "LOWKEY_NODE_ID", value_parser = parse_node_name)]
+    #[arg(long, value_name = "NAME", env = "LOWKEY_NODE_ID", value_parser = parse_node_name, help_heading = "The cluster")]
     node_id: Option<NodeName>,
 
     /// Where to listen for the other nodes
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7000", env = "LOWKEY_RAFT_ADDR", value_parser = parse_listen)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7000", env = "LOWKEY_RAFT_ADDR", value_parser = parse_listen, help_heading = "Addresses")]
     raft_addr: Listen,
 
     /// Where to listen for gRPC; `:9000` means all interfaces
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000", env = "LOWKEY_GRPC_ADDR", value_parser = parse_listen)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000", env = "LOWKEY_GRPC_ADDR", value_parser = parse_listen, help_heading = "Addresses")]
     grpc_addr: Listen,
 
     /// Where to listen for HTTP/JSON
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", env = "LOWKEY_HTTP_ADDR", value_parser = parse_listen)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", env = "LOWKEY_HTTP_ADDR", value_parser = parse_listen, help_heading = "Addresses")]
     http_addr: Listen,
 
     /// Where other nodes reach this one, if not where it listens
-    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_RAFT_ADDR")]
+    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_RAFT_ADDR", help_heading = "Addresses")]
     advertise_raft_addr: Option<String>,
 
     /// Where gRPC clients reach this node, if not where it listens
-    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_GRPC_ADDR")]
+    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_GRPC_ADDR", help_heading = "Addresses")]
     advertise_grpc_addr: Option<String>,
 
     /// Where HTTP clients reach this node, if not where it listens
-    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_HTTP_ADDR")]
+    #[arg(long, value_name = "HOST:PORT", env = "LOWKEY_ADVERTISE_HTTP_ADDR", help_heading = "Addresses")]
     advertise_http_addr: Option<String>,
 
     /// Further names by which clients may reach the HTTP port, or `*` for any; IP addresses, localhost, this machine's name and the
     /// names of the cluster's nodes are known
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', env = "LOWKEY_HTTP_HOST")]
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        env = "LOWKEY_HTTP_HOST",
+        help_heading = "Web pages"
+    )]
     http_host: Vec<HttpHost>,
 
     /// Other origins whose web pages may use the HTTP port, such as `https://dash.example.com`
-    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',', env = "LOWKEY_HTTP_ORIGIN")]
+    #[arg(
+        long,
+        value_name = "ORIGIN,…",
+        value_delimiter = ',',
+        env = "LOWKEY_HTTP_ORIGIN",
+        help_heading = "Web pages"
+    )]
     http_origin: Vec<HttpOrigin>,
 
-    /// Allow listening beyond loopback: nothing is encrypted, and nobody is asked who they are
-    #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new())]
+    /// Allow listening beyond loopback: nothing is encrypted, and callers are not authenticated
+    #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new(), help_heading = "Addresses")]
     insecure: bool,
 
     /// Leases that may exist at a time
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, env = "LOWKEY_MAX_LEASES", value_parser = parse_positive)]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, env = "LOWKEY_MAX_LEASES", value_parser = parse_positive, help_heading = "Limits")]
     max_leases: usize,
 
     /// Connections that each of the gRPC and HTTP ports may have at a time
-    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_CONNECTIONS", value_parser = parse_positive)]
+    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_CONNECTIONS", value_parser = parse_positive, help_heading = "Limits")]
     max_connections: usize,
 
     /// Requests and streams that one gRPC connection may have at a time
-    #[arg(long, value_name = "N", default_value_t = 100, env = "LOWKEY_MAX_STREAMS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100, env = "LOWKEY_MAX_STREAMS", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
     max_streams: u32,
 
     /// Watches and observed elections that this node may have at a time
-    #[arg(long, value_name = "N", default_value_t = 10_000, env = "LOWKEY_MAX_WATCH_STREAMS", value_parser = parse_positive)]
+    #[arg(long, value_name = "N", default_value_t = 20_000, env = "LOWKEY_MAX_WATCH_STREAMS", value_parser = parse_positive, help_heading = "Limits")]
     max_watch_streams: usize,
 
+    /// Memory for calls under way and answers that were not taken, of all clients, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256, env = "LOWKEY_MAX_MEMORY_MIB", value_parser = parse_positive, help_heading = "Limits")]
+    max_memory_mib: usize,
+
+    /// The same for all connections of one address
+    #[arg(long, value_name = "MIB", default_value_t = 128, env = "LOWKEY_MAX_MEMORY_PER_ADDRESS_MIB", value_parser = parse_positive, help_heading = "Limits")]
+    max_memory_per_address_mib: usize,
+
+    /// The same for one connection
+    #[arg(long, value_name = "MIB", default_value_t = 64, env = "LOWKEY_MAX_MEMORY_PER_CONNECTION_MIB", value_parser = parse_positive, help_heading = "Limits")]
+    max_memory_per_connection_mib: usize,
+
     /// Write logs as JSON, one object a line
-    #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new(), help_heading = "Logs")]
     log_json: bool,
 
     /// What to log: `info`, `debug`, or a filter such as `lowkey_server=debug`
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "LOWKEY_LOG")]
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "LOWKEY_LOG", help_heading = "Logs")]
     log: String,
 }
 
@@ -114,7 +153,7 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
     if let Err(problem) = check_exposure(&args) {
         return complain(&problem, EXIT_USAGE);
     }
-    raise_file_limit();
+    let descriptors = raise_file_limit();
     // One core is left for the replica's thread and whatever makes snapshots. Were there as many workers as cores, they
     // would wake each other for work that one of them could do.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -129,7 +168,7 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return complain(&format!("cannot start the runtime: {error}"), EXIT_FAILED),
     };
-    let outcome = runtime.block_on(serve(args));
+    let outcome = runtime.block_on(serve(args, descriptors));
     // Whatever still runs has nothing to say any more.
     runtime.shutdown_background();
     match outcome {
@@ -141,8 +180,32 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
     }
 }
 
-/// Takes as many file descriptors as the system allows: every connection needs one, and the log too.
-fn raise_file_limit() {
+/// File descriptors that clients do not get: the log, snapshots and the other nodes need some.
+const DESCRIPTORS_KEPT: usize = 256;
+
+/// How many connections each of the two public ports may have, if there are so many descriptors.
+fn connections_within(descriptors: Option<usize>, wanted: usize) -> usize {
+    let Some(descriptors) = descriptors else { return wanted };
+    let for_clients = descriptors - DESCRIPTORS_KEPT.min(descriptors / 2);
+    (for_clients / 2).max(1).min(wanted)
+}
+
+/// Said once the node runs: whoever reads why it did not start has other worries.
+fn tell_of_connections(descriptors: Option<usize>, wanted: usize) {
+    let connections = connections_within(descriptors, wanted);
+    if connections < wanted {
+        tracing::info!(
+            open_files = descriptors,
+            wanted,
+            connections,
+            "the limit of open files allows fewer connections of each port than --max-connections"
+        );
+    }
+}
+
+/// Takes as many file descriptors as the system allows: every connection needs one, and the log too. Tells how many that
+/// are; nothing if there is no limit.
+fn raise_file_limit() -> Option<usize> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -151,11 +214,12 @@ fn raise_file_limit() {
             tracing::warn!(%error, limit = ?limit.current, "the limit of open files could not be raised");
         }
     }
+    getrlimit(Resource::Nofile).current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// One line, for the person who started it.
 fn complain(problem: &str, code: u8) -> ExitCode {
-    Failure::new(code, problem).report(false)
+    CommandFailure::new(code, problem).report(false)
 }
 
 fn start_logging(args: &ServerArgs) -> Result<(), String> {
@@ -188,7 +252,7 @@ fn check_exposure(args: &ServerArgs) -> Result<(), String> {
     }
 }
 
-async fn serve(args: ServerArgs) -> Result<(), StartError> {
+async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), StartError> {
     let no_signals = |source| StartError::Io { doing: "cannot listen for signals".into(), source };
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
@@ -209,8 +273,13 @@ async fn serve(args: ServerArgs) -> Result<(), StartError> {
         leases_max: args.max_leases,
         watch_streams_max: args.max_watch_streams,
         limits: ServeLimits {
-            max_connections: args.max_connections,
+            max_connections: connections_within(descriptors, args.max_connections),
             max_streams_per_connection: args.max_streams,
+            memory: MemoryLimits {
+                connection_bytes: args.max_memory_per_connection_mib.saturating_mul(MEBIBYTE),
+                address_bytes: args.max_memory_per_address_mib.saturating_mul(MEBIBYTE),
+                node_bytes: args.max_memory_mib.saturating_mul(MEBIBYTE),
+            },
             ..ServeLimits::default()
         },
     };
@@ -219,6 +288,7 @@ async fn serve(args: ServerArgs) -> Result<(), StartError> {
         () = told_to_stop(&mut terminate, &mut interrupt) => return Ok(()),
     };
     banner(node.about(), args.log_json);
+    tell_of_connections(descriptors, args.max_connections);
     let ended = tokio::select! {
         ended = node.ended() => Some(ended),
         () = told_to_stop(&mut terminate, &mut interrupt) => None,
@@ -280,4 +350,24 @@ fn banner(about: &About, as_json: bool) {
         grpc = about.grpc,
         raft = about.raft,
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_do_not_get_all_file_descriptors() {
+        for (descriptors, wanted, connections) in [
+            (None, 10_000, 10_000),
+            (Some(1_048_576), 10_000, 10_000),
+            (Some(20_256), 10_000, 10_000),
+            (Some(4096), 10_000, 1920),
+            (Some(4096), 100, 100),
+            (Some(60), 100, 15),
+            (Some(1), 100, 1),
+        ] {
+            assert_eq!(connections_within(descriptors, wanted), connections, "{descriptors:?}");
+        }
+    }
 }

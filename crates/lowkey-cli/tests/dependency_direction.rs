@@ -1,5 +1,5 @@
-//! The structure of the workspace, as a test: who may depend on whom, and what the pure crates may
-//! never touch. `ARCHITECTURE.md` draws the same picture for people.
+//! The structure of the workspace, as a test: who may depend on whom, what the pure crates may never
+//! touch, and where a module's file is. `docs/internals/layers.md` draws the same picture for people.
 //!
 //! Two rules carry the others. Dependencies point one way, so that the state machine can be read
 //! without the server. And `lowkey-core` and `lowkey-replica` know no clock, no randomness and no
@@ -32,36 +32,50 @@ enum Outside {
 /// What reads a clock, draws lots, opens a socket or waits for one.
 const WORLDLY: &[&str] = &["axum", "getrandom", "hyper", "hyper-util", "rand", "rustix", "tokio"];
 
+/// From the bottom up: a crate may use only what stands above it here.
 const RULES: &[Rule] = &[
     Rule { name: "lowkey-token", ours: &[], outside: Outside::Only(&[]) },
-    Rule { name: "lowkey-core", ours: &["lowkey-token"], outside: Outside::Only(&["prost"]) },
-    Rule {
-        name: "lowkey-replica",
-        ours: &["lowkey-core"],
-        outside: Outside::Only(&["prost", "raft", "slog"]),
-    },
-    Rule { name: "lowkey-wal", ours: &[], outside: Outside::Only(&["crc32c"]) },
+    Rule { name: "lowkey-mutants", ours: &[], outside: Outside::Only(&[]) },
+    Rule { name: "lowkey-record", ours: &[], outside: Outside::Only(&[]) },
     Rule { name: "lowkey-api", ours: &[], outside: Outside::AllBut(WORLDLY) },
     Rule {
+        name: "lowkey-core",
+        ours: &["lowkey-mutants", "lowkey-record", "lowkey-token"],
+        outside: Outside::Only(&["prost"]),
+    },
+    Rule {
+        name: "lowkey-wal",
+        ours: &["lowkey-mutants", "lowkey-record"],
+        outside: Outside::Only(&["crc32c"]),
+    },
+    Rule {
+        name: "lowkey-replica",
+        ours: &["lowkey-core", "lowkey-record"],
+        outside: Outside::Only(&["prost", "raft", "slog"]),
+    },
+    Rule {
         name: "lowkey-server",
-        ours: &["lowkey-api", "lowkey-core", "lowkey-replica", "lowkey-wal"],
+        ours: &["lowkey-api", "lowkey-core", "lowkey-replica", "lowkey-token", "lowkey-wal"],
         outside: Outside::AllBut(&[]),
+    },
+    Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
+    // Planned: what a protected resource checks tokens with. Its place is kept.
+    Rule { name: "lowkey-fence", ours: &["lowkey-token"], outside: Outside::AllBut(&[]) },
+    Rule { name: "lowkey-bench", ours: &["lowkey-api", "lowkey-client"], outside: Outside::AllBut(&[]) },
+    Rule {
+        name: "lowkey-sim",
+        ours: &["lowkey-api", "lowkey-core", "lowkey-mutants", "lowkey-replica", "lowkey-wal"],
+        outside: Outside::AllBut(&["tokio", "rand", "getrandom"]),
     },
     Rule {
         name: "lowkey-cli",
         ours: &["lowkey-api", "lowkey-bench", "lowkey-client", "lowkey-core", "lowkey-server"],
         outside: Outside::AllBut(&[]),
     },
-    Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
-    Rule {
-        name: "lowkey-sim",
-        ours: &["lowkey-api", "lowkey-core", "lowkey-replica", "lowkey-wal"],
-        outside: Outside::AllBut(&["tokio", "rand", "getrandom"]),
-    },
-    Rule { name: "lowkey-bench", ours: &["lowkey-api", "lowkey-client"], outside: Outside::AllBut(&[]) },
-    // A crate that is planned: its place is kept.
-    Rule { name: "lowkey-fence", ours: &["lowkey-token"], outside: Outside::AllBut(&[]) },
 ];
+
+/// Crates for different readers of one fencing token: none of them may need another.
+const APART: &[&str] = &["lowkey-client", "lowkey-fence", "lowkey-server"];
 
 /// What only the tests of a crate may use beside that: user and crate. The tests of the binary look
 /// into the files that it leaves behind, and judge histories by the simulator's checks.
@@ -71,7 +85,8 @@ const ONLY_IN_TESTS: &[(&str, &str)] = &[("lowkey-cli", "lowkey-wal"), ("lowkey-
 const PURE: &[&str] = &["lowkey-core", "lowkey-replica"];
 
 /// Crates that know nothing of the world outside.
-const SECLUDED: &[&str] = &["lowkey-core", "lowkey-replica", "lowkey-wal"];
+const SECLUDED: &[&str] =
+    &["lowkey-core", "lowkey-mutants", "lowkey-record", "lowkey-replica", "lowkey-token", "lowkey-wal"];
 
 #[test]
 fn every_crate_has_a_place_in_the_picture() {
@@ -79,6 +94,35 @@ fn every_crate_has_a_place_in_the_picture() {
     assert!(names.len() >= 6, "only {names:?} were found: is this test looking in the right place?");
     for name in names {
         assert!(rule(&name).is_some(), "{name} is missing in RULES: decide what it may depend on");
+    }
+}
+
+#[test]
+fn the_rules_themselves_point_one_way() {
+    for (number, rule) in RULES.iter().enumerate() {
+        for used in rule.ours {
+            let is_above = RULES[..number].iter().any(|above| above.name == *used);
+            assert!(is_above, "{} stands above {used} in RULES, or {used} is no crate", rule.name);
+        }
+    }
+}
+
+#[test]
+fn client_server_and_fence_share_the_token_without_needing_each_other() {
+    for name in APART {
+        let reached = reachable(name);
+        assert!(reached.contains("lowkey-token"), "{name} may use the token: {reached:?}");
+        let others = APART.iter().filter(|other| *other != name && reached.contains(**other));
+        assert_eq!(others.count(), 0, "{name} must stay apart from the others: {reached:?}");
+    }
+    assert!(reachable("lowkey-token").is_empty(), "the token is for everybody, and brings nothing with it");
+}
+
+#[test]
+fn the_log_knows_no_locks() {
+    let reached = reachable("lowkey-wal");
+    for name in ["lowkey-core", "lowkey-token", "lowkey-api"] {
+        assert!(!reached.contains(name), "lowkey-wal must not know {name}: {reached:?}");
     }
 }
 
@@ -99,7 +143,7 @@ fn crates_are_built_only_with_what_they_may_use() {
 }
 
 #[test]
-fn core_replica_and_log_use_nothing_that_touches_the_world() {
+fn secluded_crates_use_nothing_that_touches_the_world() {
     for manifest in manifests().into_iter().filter(|manifest| SECLUDED.contains(&manifest.name.as_str())) {
         for name in manifest.dependencies(&["dependencies", "build-dependencies"]) {
             let is_worldly = WORLDLY.contains(&name.as_str()) || name.starts_with("tonic");
@@ -137,6 +181,18 @@ fn clippy_forbids_clocks_and_chance_in_the_pure_crates() {
                 "{} must forbid {forbidden}, with a reason",
                 path.display()
             );
+        }
+    }
+}
+
+#[test]
+fn a_module_is_a_file_beside_the_folder_of_its_parts() {
+    // Only what several tests or benchmarks share is a `mod.rs`: cargo takes a file in their folders for one of them.
+    for manifest in manifests() {
+        let mut files = Vec::new();
+        collect_rust_files(&crates_directory().join(&manifest.name).join("src"), &mut files);
+        for file in files {
+            assert!(!file.ends_with("mod.rs"), "{} is `name.rs` beside `name/` here", file.display());
         }
     }
 }
@@ -262,6 +318,12 @@ fn package_name(key: &str, value: &Value) -> String {
 
 fn rule(name: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| rule.name == name)
+}
+
+/// Which of our crates a crate may come to use by these rules, directly or through others.
+fn reachable(name: &str) -> BTreeSet<&'static str> {
+    let direct = rule(name).map_or(&[][..], |rule| rule.ours);
+    direct.iter().flat_map(|used| reachable(used).into_iter().chain([*used])).collect()
 }
 
 fn is_ours(name: &str) -> bool {

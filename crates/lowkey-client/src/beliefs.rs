@@ -1,15 +1,17 @@
-//! What a client believes that its lease holds, and what it makes of what the service says that it holds.
+//! What a client believes that its lease holds, and how it compares that with what the service says.
 //!
-//! Every renewal carries a count and a digest of these tokens. Where the leader has something else, the client reads
-//! the lease, and then:
+//! Every renewal carries a count and a digest of the tokens that the client believes in. If the leader's
+//! differ, the client reads the lease. Then:
 //!
-//! - A token that was believed in before the lease was read, and that is not there, is lost: somebody else released
-//!   it. Its guard is told at once. One that is being given back by this client is not believed in any more.
-//! - A grant that nobody here believes in may be one whose answer is under way, or somebody else's who was given the
-//!   lease. It is left alone, unless it was granted to an acquire that this client made and gave up. Such an orphan
-//!   would be renewed for ever; it is released by its token.
+//! - A token is lost if it was believed in before the lease was read, and is not there: another client
+//!   released it. Its guard is told at once. A token that this client is releasing is not believed in any
+//!   more.
+//! - A grant that this client does not believe in may be one whose answer is under way. It may also belong
+//!   to another program that was given the lease. It is left alone, unless it was granted to an acquire
+//!   that this client made and gave up. Such an orphan would be renewed for ever, so it is released by its
+//!   token.
 //!
-//! So a difference that comes from acquires and releases under way costs one read, and does nothing.
+//! So a difference that comes from acquires and releases under way costs one read, and has no other effect.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lowkey_api::v1::LeaseGrant;
 use lowkey_token::{Holds, Token};
 
-use crate::grant::Held;
+use crate::grant::GrantBelief;
 
-/// Acquires that were given up and are remembered: far more than can be under way (128), or are remembered by the
-/// service (256).
+/// How many given-up acquires are remembered: far more than can be under way (128), or are remembered by
+/// the service (256).
 const GIVEN_UP_MAX: usize = 1024;
 
 #[derive(Default)]
@@ -28,11 +30,11 @@ pub(crate) struct Beliefs {
     inside: Mutex<Inside>,
 }
 
-/// Invariant: `holds` is of exactly the tokens in `held`.
+/// Invariant: `holds` describes exactly the tokens in `held`.
 #[derive(Default)]
 struct Inside {
     holds: Holds,
-    held: BTreeMap<u64, Arc<Held>>,
+    held: BTreeMap<u64, Arc<GrantBelief>>,
     /// Request ids of acquires, the oldest first.
     given_up: VecDeque<String>,
 }
@@ -41,25 +43,25 @@ struct Inside {
 #[derive(Default)]
 pub(crate) struct Verdict {
     /// Believed in until now, and gone.
-    pub(crate) lost: Vec<Arc<Held>>,
+    pub(crate) lost: Vec<Arc<GrantBelief>>,
     /// Names and tokens of grants that nobody wants.
     pub(crate) orphans: Vec<(String, u64)>,
 }
 
 impl Beliefs {
-    pub(crate) fn add(&self, token: u64, held: Arc<Held>) {
+    pub(crate) fn add(&self, token: u64, held: Arc<GrantBelief>) {
         let mut inside = self.lock();
         if inside.held.insert(token, held).is_none() {
             inside.holds.add(Token(token));
         }
     }
 
-    /// Belief has ended, for whatever reason.
+    /// Ends belief in a token, for any reason.
     pub(crate) fn remove(&self, token: u64) {
         self.lock().remove(token);
     }
 
-    /// Nobody waits for this acquire any more.
+    /// Notes that nobody waits for this acquire any more.
     pub(crate) fn give_up(&self, acquire_request_id: String) {
         let mut inside = self.lock();
         inside.given_up.push_back(acquire_request_id);
@@ -76,8 +78,8 @@ impl Beliefs {
         self.lock().held.keys().copied().collect()
     }
 
-    /// Judges what the lease holds, as it was read after `believed` was believed in. What is lost is not believed in
-    /// any more.
+    /// Judges what the lease holds. It was read after `believed` was believed in. Lost tokens are not
+    /// believed in any more.
     pub(crate) fn judge(&self, believed: &[u64], grants: Vec<LeaseGrant>) -> Verdict {
         let there: BTreeSet<u64> = grants.iter().map(|grant| grant.fencing_token).collect();
         let mut inside = self.lock();
@@ -97,7 +99,7 @@ impl Beliefs {
 }
 
 impl Inside {
-    fn remove(&mut self, token: u64) -> Option<Arc<Held>> {
+    fn remove(&mut self, token: u64) -> Option<Arc<GrantBelief>> {
         let held = self.held.remove(&token)?;
         self.holds.remove(Token(token));
         Some(held)
@@ -113,7 +115,7 @@ mod tests {
     fn beliefs(tokens: &[u64]) -> Beliefs {
         let beliefs = Beliefs::default();
         for token in tokens {
-            beliefs.add(*token, Arc::new(Held::new(CancellationToken::new())));
+            beliefs.add(*token, Arc::new(GrantBelief::new(CancellationToken::new())));
         }
         beliefs
     }
@@ -136,9 +138,10 @@ mod tests {
     fn what_was_believed_in_and_is_gone_is_lost_and_nothing_else_is() {
         let beliefs = beliefs(&[5, 7, 9]);
         let before = beliefs.tokens();
-        // While the lease was read one was released, and one granted, which the answer does not have yet.
+        // During the read one grant was released, and another was granted, which the answer does not have
+        // yet.
         beliefs.remove(9);
-        beliefs.add(11, Arc::new(Held::new(CancellationToken::new())));
+        beliefs.add(11, Arc::new(GrantBelief::new(CancellationToken::new())));
         let verdict = beliefs.judge(&before, vec![grant(5, "a")]);
         assert_eq!((verdict.lost.len(), verdict.orphans.len()), (1, 0));
         assert_eq!(beliefs.holds(), Holds::of([Token(5), Token(11)]));

@@ -1,4 +1,4 @@
-//! The client: where everything begins.
+//! The client: the entry point of the SDK.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,12 +25,13 @@ use crate::link::{Link, LinkState, deadline_in};
 use crate::random::{self, Backoff};
 use crate::session::{Session, Shared, revocation};
 use crate::watch::{Observations, Watch};
+use crate::watch_connections::WatchConnections;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to a cluster. Cheap to clone; clones share it.
 ///
-/// It needs one node that answers, finds the others from there, prefers the one that leads, and reconnects
+/// It needs one node that answers, and finds the others from there. It prefers the leader, and reconnects
 /// by itself.
 ///
 /// ```no_run
@@ -47,18 +48,19 @@ pub struct Client {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles share. The link and the keeper are dropped before the engine, which then waits for what is
-/// still to be told.
+/// What all handles share. The link and the keeper are dropped before the engine, which then waits for
+/// messages that are still to be sent.
 pub(crate) struct Inner {
     pub(crate) link: Link,
     pub(crate) keeper: Keeper,
     pub(crate) owner: String,
     pub(crate) call_timeout: Duration,
     sessions: Mutex<HashMap<u64, Weak<Shared>>>,
+    pub(crate) watch_connections: WatchConnections,
     pub(crate) engine: Engine,
 }
 
-/// How a client is to be. Made by [`Client::builder`].
+/// The configuration of a client. Made by [`Client::builder`].
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), lowkey_client::Error> {
@@ -82,29 +84,30 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// What this client is called where locks are listed; otherwise made from host and process.
+    /// The name of this client in lists of locks. By default it is made from host and process.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = Some(owner.into());
         self
     }
 
-    /// How long a call may take, with all that is tried for it: 10 s unless said otherwise. A wait for a lock
-    /// comes on top.
+    /// How long a call may take, including all retries: 10 s by default. A wait for a lock comes on top.
     pub fn call_timeout(mut self, time: Duration) -> Self {
         self.call_timeout = time;
         self
     }
 
-    /// How long the first connection may take: 10 s unless said otherwise.
+    /// How long the first connection may take: 10 s by default.
     pub fn connect_timeout(mut self, time: Duration) -> Self {
         self.connect_timeout = time;
         self
     }
 
-    /// The id of the cluster that is meant, as [`Client::cluster_id`] or `lowkey status` tells it; nodes of any other
-    /// are refused from the beginning. Otherwise the client stays with the cluster of the node that answers first.
+    /// The id of the expected cluster, as [`Client::cluster_id`] or `lowkey status` shows it. Nodes of any
+    /// other cluster are refused from the beginning. Without this the client stays with the cluster of the
+    /// node that answers first.
     ///
-    /// For programs that keep tokens beyond their end: those of two clusters cannot be compared.
+    /// Use this in programs that keep tokens beyond their end: the tokens of two clusters cannot be
+    /// compared.
     pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
         self.cluster_id = Some(id.into());
         self
@@ -116,11 +119,11 @@ impl ClientBuilder {
             return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
         }
         self.endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
-        let (link, link_task) = Link::new(self.endpoints, self.cluster_id);
-        let (keeper, keeper_task) = Keeper::new(link.clone());
+        let (link, lease_news, link_task) = Link::new(self.endpoints, self.cluster_id);
+        let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news);
         let engine = Engine::start(move || async move {
             tokio::spawn(keeper_task);
-            // The keeper uses the link, so the link ends last.
+            // The keeper uses the link, so the link must end last.
             link_task.await;
         })?;
         let inner = Inner {
@@ -129,6 +132,7 @@ impl ClientBuilder {
             owner: self.owner.unwrap_or_else(default_owner),
             call_timeout: self.call_timeout,
             sessions: Mutex::default(),
+            watch_connections: WatchConnections::default(),
             engine,
         };
         let mut state = inner.link.state();
@@ -173,7 +177,7 @@ impl Client {
         Self::builder(endpoints).connect().await
     }
 
-    /// The same, with more to say about it.
+    /// The same, with more options.
     pub fn builder<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> ClientBuilder {
         ClientBuilder {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -184,7 +188,7 @@ impl Client {
         }
     }
 
-    /// What this client is called where locks are listed.
+    /// The name of this client in lists of locks.
     pub fn owner(&self) -> &str {
         &self.inner.owner
     }
@@ -194,14 +198,15 @@ impl Client {
         self.inner.link.state().borrow().cluster_id.clone()
     }
 
-    /// The node that it is connected to now; empty while it is not.
+    /// The node that the client is connected to now; empty while it is not connected.
     pub fn endpoint(&self) -> String {
         let state = self.inner.link.state();
         let state = state.borrow();
         state.channel.as_ref().map(|_| state.endpoint.clone()).unwrap_or_default()
     }
 
-    /// Makes a session: a lease of this time to live (1 to 600 whole seconds), renewed by itself.
+    /// Creates a session: a lease with this time to live (1 to 600 whole seconds), which is renewed
+    /// automatically.
     pub async fn session(&self, ttl: Duration) -> Result<Session, Error> {
         let request = CreateLeaseRequest {
             owner_id: self.inner.owner.clone(),
@@ -211,7 +216,7 @@ impl Client {
         // R6: validity counts from before the first send; retries keep this time.
         let first_sent = now_nanos();
         let (made, is_made) = oneshot::channel();
-        // Not in this future: if the caller drops it, somebody must still end the lease.
+        // Not in this future: if the caller drops it, another task must still end the lease.
         self.inner.engine.runtime().spawn(make_lease(
             self.inner.link.clone(),
             request,
@@ -225,12 +230,13 @@ impl Client {
         Ok(Session::new(Arc::clone(&self.inner), presence))
     }
 
-    /// Ends all sessions of this client and of its clones, and waits until the service has heard of that, and of
-    /// all releases that are under way. Belief ends first (R9): from the moment of this call no guard holds anything.
+    /// Ends all sessions of this client and of its clones. Waits until the service has heard of that, and
+    /// of all releases that are under way. Belief ends first (R9): from the moment of this call no guard
+    /// holds anything.
     ///
-    /// To be called where a program ends. Without it the drop of the client's last handle waits, too, but blocks the
-    /// thread, and only for 200 ms. An error says that no node answered in time; it is tried on in the background as
-    /// long as the program runs.
+    /// Call this where a program ends. Without it the drop of the client's last handle waits too, but it
+    /// blocks the thread, and only for 200 ms. An error says that no node answered in time. The client
+    /// keeps trying in the background as long as the program runs.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), lowkey_client::Error> {
@@ -275,8 +281,8 @@ impl Client {
         }
     }
 
-    /// All locks whose names begin with a prefix, by name, and the revision to watch from in order to miss
-    /// nothing after this.
+    /// All locks whose names begin with a prefix, by name. Also returns the revision to watch from in order
+    /// to miss nothing after this.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -328,7 +334,7 @@ impl Client {
             .await
     }
 
-    /// How the node that this client is connected to sees the cluster.
+    /// The cluster's status, as the node that this client is connected to sees it.
     pub async fn status(&self) -> Result<GetStatusResponse, Error> {
         let ask =
             |mut client: LockServiceClient<Channel>, request| async move { client.get_status(request).await };
@@ -337,8 +343,8 @@ impl Client {
 
     /// Watches one lock. Events come in order, without gaps or repeats, also across reconnects.
     ///
-    /// It begins now, not when it is first read: whatever this client does from here on is told. If there is no
-    /// connection it begins as soon as there is one.
+    /// The watch begins now, not when it is first read: it tells everything that this client does from here
+    /// on. If there is no connection it begins as soon as there is one.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -360,7 +366,8 @@ impl Client {
         Watch::of_prefix(Arc::clone(&self.inner), prefix.into())
     }
 
-    /// Tells who leads an election: first now, then at every change, also that there is nobody.
+    /// Tells who leads an election: first the present leader, then every change, including that there is
+    /// none.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -381,12 +388,12 @@ impl Client {
     }
 }
 
-/// A lease that was made, and that no session has yet.
+/// A lease that was created and has no session yet.
 struct MadeLease {
     lease_id: u64,
     ttl_seconds: i64,
     link: Link,
-    /// What is to be told if nobody takes it.
+    /// What to send if the lease is not taken by a session.
     revoke: Option<Call>,
 }
 
@@ -405,8 +412,8 @@ impl Drop for MadeLease {
     }
 }
 
-/// How long it is tried to find and end a lease that may have been made although its caller was told otherwise. After
-/// that it runs out by itself, since nobody renews it.
+/// How long the client tries to find and end a lease that may have been created although its caller was
+/// told otherwise. After that the lease expires by itself, because it is not renewed.
 const IN_DOUBT_TIME: Duration = Duration::from_secs(30);
 
 async fn make_lease(
@@ -426,7 +433,8 @@ async fn make_lease(
     // A caller that has gone drops the lease, which ends it.
     let _ = made.send(outcome);
     if is_in_doubt {
-        // The same request id: what was made is told again, and then ended.
+        // The same request id makes this idempotent: a lease that was created is told again, and then
+        // ended.
         drop(ask(time.min(IN_DOUBT_TIME)).await);
     }
 }
@@ -439,8 +447,8 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// What is said of a call that came to nothing: a change of which a copy was left unanswered may have been made,
-    /// whatever was seen since.
+    /// The error of a call that came to nothing. If a copy of a change was left unanswered, the change may
+    /// have been made, no matter what was seen since.
     fn of_last(self, error: Error, unanswered: bool) -> Error {
         if self == Self::Change && unanswered { error.of_one_copy() } else { error }
     }
@@ -451,7 +459,7 @@ impl Inner {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a session ended with the client.
+    /// Registers a session, so that it is ended with the client.
     pub(crate) fn register(&self, session: &Arc<Shared>) {
         self.sessions().insert(session.presence.lease_id, Arc::downgrade(session));
     }
@@ -462,10 +470,10 @@ impl Inner {
 
     /// The connection, as soon as there is one.
     pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
-        channel(self.link.state(), deadline).await
+        connected(self.link.state(), deadline).await?.channel.ok_or_else(no_node)
     }
 
-    /// Makes a single call that may be repeated without harm, until it succeeds or its time is up.
+    /// Makes a single call that is idempotent, again and again until it succeeds or its time is up.
     pub(crate) async fn unary<Q, R, F>(
         &self,
         effect: Effect,
@@ -478,8 +486,8 @@ impl Inner {
     {
         let deadline = deadline_in(self.call_timeout);
         let mut backoff = Backoff::new();
-        // The last word, which is a node's if one said anything; and whether a copy of the call was left without a clear
-        // answer.
+        // The last error, which is a node's if a node said anything; and whether a copy of the call was
+        // left without a clear answer.
         let (mut last_word, mut unanswered) = (None, false);
         loop {
             let channel = match self.channel(deadline).await {
@@ -502,7 +510,8 @@ impl Inner {
                 Some(word) if !is_clear => word,
                 word => word.insert(error),
             };
-            // Another copy that has no time to be answered would leave in doubt what is certain as yet.
+            // So far the outcome is certain. Another copy without enough time for an answer would make it
+            // doubtful.
             let is_certain = effect == Effect::Change && !unanswered;
             let needed = if is_certain { asked_at.elapsed() } else { Duration::ZERO };
             sleep_until(deadline.min(Instant::now() + backoff.pause())).await;
@@ -513,17 +522,21 @@ impl Inner {
     }
 }
 
-/// The connection of a link, as soon as there is one.
-pub(crate) async fn channel(
+/// The state of the link, as soon as it is connected.
+pub(crate) async fn connected(
     mut link: watch::Receiver<LinkState>,
     deadline: Instant,
-) -> Result<Channel, Error> {
+) -> Result<LinkState, Error> {
     let connected = tokio::time::timeout_at(deadline, link.wait_for(|state| state.channel.is_some())).await;
-    let channel = connected.ok().and_then(|state| state.ok()?.channel.clone());
-    channel.ok_or_else(|| {
+    let state = connected.ok().and_then(|state| Some(state.ok()?.clone()));
+    state.ok_or_else(|| {
         let problem = link.borrow().problem.clone();
-        problem.unwrap_or_else(|| Error::unavailable("no node answers", false))
+        problem.unwrap_or_else(no_node)
     })
+}
+
+fn no_node() -> Error {
+    Error::unavailable("no node answers", false)
 }
 
 /// A time to live as the service counts it.
@@ -534,7 +547,7 @@ pub(crate) fn whole_seconds(ttl: Duration) -> Result<i64, Error> {
     Ok(i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// What a status of gRPC means for the caller.
+/// What a gRPC status means for the caller.
 pub(crate) fn from_status(status: &tonic::Status) -> Error {
     match lowkey_api::ApiError::from_status(status) {
         Some(error) => error.into(),

@@ -4,8 +4,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
-/// Elsewhere the monotonic clock is the nearest thing. Where it stands still during suspend, a client
-/// that was suspended for longer than its lease lived learns of it when a server answers, not before.
+/// On other systems the monotonic clock is the nearest choice. If it stands still during suspend, a client
+/// that was suspended for longer than its lease lived learns of the loss only when a server answers.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOCK: ClockId = ClockId::Monotonic;
 

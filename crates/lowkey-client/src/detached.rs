@@ -1,11 +1,12 @@
-//! Locks that outlive the process that took them: for scripts, which are many short processes.
+//! Locks that outlive the process that acquired them: for scripts, which are many short processes.
 //!
-//! Nothing is renewed here, and nothing ends with the client. Whoever has the numbers of a [`Detached`] grant
-//! renews it and gives it back, from wherever they like; otherwise the lease ends by itself.
+//! Nothing is renewed here, and nothing ends with the client. Any process that has the numbers of a
+//! [`Detached`] grant can renew and release it, from anywhere. Otherwise the lease expires by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use lowkey_api::limits::WAIT_MAX;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockRequest, HeartbeatResponse, ReleaseLockRequest, RenewLeases};
@@ -16,9 +17,9 @@ use crate::client::{Client, Inner, whole_seconds};
 use crate::error::Error;
 use crate::link::deadline_in;
 use crate::random::{self, Backoff};
-use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
+use crate::wish::{LockWish, is_over, wish_methods};
 
-/// A lock to be acquired with a lease of its own that nobody renews. Made by [`Client::detached`].
+/// A lock to acquire with a lease of its own that is not renewed. Made by [`Client::detached`].
 ///
 /// ```no_run
 /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -36,7 +37,7 @@ use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 #[must_use = "nothing is acquired before acquire(), try_acquire() or wait() is awaited"]
 pub struct DetachedLock {
     client: Client,
-    wish: Wish,
+    wish: LockWish,
     ttl: Duration,
 }
 
@@ -63,17 +64,17 @@ pub struct Detached {
     pub ttl: Duration,
     /// The revision at which it was granted.
     pub revision: u64,
-    /// How long it was waited for, as the service tells.
+    /// How long it was waited for, as the service reports it.
     pub waited: Duration,
 }
 
 impl Client {
-    /// A lock that is to be held by a lease of its own, which is neither renewed nor ended by this client.
+    /// A lock held by a lease of its own, which this client neither renews nor ends.
     pub fn detached(&self, name: impl Into<String>, ttl: Duration) -> DetachedLock {
-        DetachedLock { client: self.clone(), wish: Wish::new(name.into()), ttl }
+        DetachedLock { client: self.clone(), wish: LockWish::new(name.into()), ttl }
     }
 
-    /// Starts the time of a lease anew, once; gives its time to live. A [`crate::Session`] does so by itself.
+    /// Renews a lease once, and returns its time to live. A [`crate::Session`] does so automatically.
     pub async fn renew_lease(&self, lease_id: u64) -> Result<Duration, Error> {
         let deadline = deadline_in(self.inner.call_timeout);
         let (mut backoff, mut refused) = (Backoff::new(), None);
@@ -86,11 +87,11 @@ impl Client {
                     let reason = Reason::parse(&renewal.error_reason).unwrap_or(Reason::Internal);
                     Error::from(ApiError::new(reason, renewal.error_message))
                 }
-                // What a node said says more than that there was no time for it to say so again.
+                // A node's own error says more than the fact that there was no time to ask again.
                 Err(error) if error.is_retryable() => return Err(refused.unwrap_or(error)),
                 Err(error) => return Err(error),
             };
-            // Each lease of a renewal is refused by itself, and so the link does not ask again.
+            // Each lease of a renewal is refused separately, so the link does not retry.
             let again_at = Instant::now() + backoff.pause();
             if !error.is_retryable() || again_at >= deadline {
                 return Err(error);
@@ -114,7 +115,7 @@ impl Client {
 impl DetachedLock {
     wish_methods!();
 
-    /// Acquires it, however long that takes. Dropping the future gives up the place in line.
+    /// Acquires the lock, and waits as long as needed. Dropping the future gives up the place in the queue.
     pub async fn acquire(&self) -> Result<Detached, Error> {
         loop {
             let waited = self.wait(WAIT_MAX).await;
@@ -162,7 +163,8 @@ impl DetachedLock {
     }
 }
 
-/// An acquire whose outcome is not known: if nobody waits for it any more, whatever it led to is given back.
+/// An acquire whose outcome is not known. If its caller goes away, the grant that it may have led to is
+/// released.
 struct Asked<'a> {
     inner: &'a Arc<Inner>,
     name: &'a str,

@@ -1,9 +1,9 @@
 //! The door to one name within one session: its tasks go in one after the other.
 //!
-//! The service gives a lease that asks twice the same grant twice. Two guards must not share a grant by accident:
-//! the release of one would end the other. So a session asks for a name only when it neither holds it, nor asks
-//! for it, nor gives it back. Those who come meanwhile wait in line here; those who want to share what is held
-//! in shared mode get it at once.
+//! A lease that asks twice is given the same grant twice by the service. Two guards must not share a grant
+//! by accident, because the release of one would end the other. So a session asks for a name only when it
+//! neither holds it, nor asks for it, nor releases it. Tasks that come meanwhile wait in line here. Tasks
+//! that want to share a name that is held in shared mode get it at once.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -41,7 +41,7 @@ impl<G> Doors<G> {
         if let Some(door) = doors.get(name).and_then(Weak::upgrade) {
             return door;
         }
-        // Before the map grows: the cost of a sweep is shared by as many insertions.
+        // Sweep before the map grows: the cost of a sweep is shared by as many insertions.
         if doors.len() == doors.capacity() {
             doors.retain(|_, door| door.strong_count() > 0);
         }
@@ -61,15 +61,15 @@ impl<G> Default for Door<G> {
     }
 }
 
-/// Invariant: while `now` is `Idle` nobody is in line.
+/// Invariant: while `now` is `Idle` the line is empty.
 struct Inside<G> {
     now: Now<G>,
-    line: VecDeque<Waiter<G>>,
+    line: VecDeque<DoorWaiter<G>>,
 }
 
 enum Now<G> {
     Idle,
-    /// The service is asked; briefly if it answers at once.
+    /// The service is being asked. `is_brief` if it answers at once.
     Asking {
         is_brief: bool,
     },
@@ -77,18 +77,18 @@ enum Now<G> {
         way: Way,
         grant: Weak<G>,
     },
-    /// It is being given back.
+    /// The name is being released.
     Leaving,
 }
 
-struct Waiter<G> {
+struct DoorWaiter<G> {
     way: Way,
     /// Waits only for what is decided soon.
     is_brief: bool,
     entry: oneshot::Sender<Entry<G>>,
 }
 
-impl<G> Waiter<G> {
+impl<G> DoorWaiter<G> {
     fn is_there(&self) -> bool {
         !self.entry.is_closed()
     }
@@ -96,33 +96,33 @@ impl<G> Waiter<G> {
 
 /// What lets a task in.
 pub(crate) enum Entry<G> {
-    /// Nobody else of the session has the name: ask for it.
-    Turn(Turn<G>),
+    /// No other task of the session has the name: ask for it.
+    Turn(DoorTurn<G>),
     /// Another task holds it in the same shared way.
     Share(Arc<G>),
 }
 
 pub(crate) enum Entering<G> {
     Now(Entry<G>),
-    /// An error if a brief wait is over: another task has it, or waits for it.
+    /// An error if a brief wait is over: another task has the name, or waits for it.
     Later(oneshot::Receiver<Entry<G>>),
-    /// Another task has it, or waits for it.
+    /// Another task has the name, or waits for it.
     Busy(Option<Arc<G>>),
 }
 
 impl<G> Door<G> {
-    /// Goes in, or gets in line. Whoever is brief does so only behind what is decided soon.
+    /// Goes in, or gets in line. A brief task gets in line only behind what is decided soon.
     pub(crate) fn enter(self: &Arc<Self>, way: Way, is_brief: bool) -> Entering<G> {
         let mut inside = self.lock();
         match &inside.now {
             Now::Idle => {
                 inside.now = Now::Asking { is_brief };
                 drop(inside);
-                return Entering::Now(Entry::Turn(Turn { door: Arc::clone(self) }));
+                return Entering::Now(Entry::Turn(DoorTurn { door: Arc::clone(self) }));
             }
             Now::Held { way: held, grant } => {
                 let grant = grant.upgrade();
-                // Not past somebody in line, who would wait for ever while others join.
+                // Do not pass a waiter that cannot join: it would wait for ever while others join.
                 let is_first =
                     !inside.line.iter().any(|waiter| waiter.is_there() && !waiter.way.can_join(*held));
                 match grant {
@@ -131,7 +131,7 @@ impl<G> Door<G> {
                     }
                     Some(grant) if is_brief => return Entering::Busy(Some(grant)),
                     Some(_) => {}
-                    // About to be given back.
+                    // About to be released.
                     None => {}
                 }
             }
@@ -139,17 +139,17 @@ impl<G> Door<G> {
             Now::Asking { .. } | Now::Leaving => {}
         }
         let (entry, receiver) = oneshot::channel();
-        inside.line.push_back(Waiter { way, is_brief, entry });
+        inside.line.push_back(DoorWaiter { way, is_brief, entry });
         Entering::Later(receiver)
     }
 
-    /// Goes in if no task has the name, asks for it, or gives it back.
-    pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Turn<G>> {
+    /// Goes in if no task holds the name, asks for it, or releases it.
+    pub(crate) fn try_enter(self: &Arc<Self>) -> Option<DoorTurn<G>> {
         let mut inside = self.lock();
         let is_free = matches!(inside.now, Now::Idle);
         is_free.then(|| {
             inside.now = Now::Leaving;
-            Turn { door: Arc::clone(self) }
+            DoorTurn { door: Arc::clone(self) }
         })
     }
 
@@ -158,13 +158,14 @@ impl<G> Door<G> {
     }
 }
 
-/// The right to ask for a name, to hold it, and to give it back. The next in line goes in when it is dropped.
-pub(crate) struct Turn<G> {
+/// The right to ask for a name, to hold it, and to release it. When it is dropped, the next in line goes
+/// in.
+pub(crate) struct DoorTurn<G> {
     door: Arc<Door<G>>,
 }
 
-impl<G> Turn<G> {
-    /// The name is held. Those at the front of the line who want it in the same shared way have it, too.
+impl<G> DoorTurn<G> {
+    /// The name is held. Tasks at the front of the line that want it in the same shared way get it too.
     pub(crate) fn held(&self, way: Way, grant: &Arc<G>) {
         let mut joining = Vec::new();
         let mut inside = self.door.lock();
@@ -175,18 +176,18 @@ impl<G> Turn<G> {
         inside.line.retain(|waiter| !waiter.is_brief);
         drop(inside);
         for waiter in joining {
-            // Who has gone needs nothing.
+            // A task that has gone needs nothing.
             let _ = waiter.entry.send(Entry::Share(Arc::clone(grant)));
         }
     }
 
-    /// It is being given back.
+    /// The name is being released.
     pub(crate) fn leaving(&self) {
         self.door.lock().now = Now::Leaving;
     }
 }
 
-impl<G> Drop for Turn<G> {
+impl<G> Drop for DoorTurn<G> {
     fn drop(&mut self) {
         let mut inside = self.door.lock();
         while inside.line.front().is_some_and(|waiter| !waiter.is_there()) {
@@ -201,7 +202,7 @@ impl<G> Drop for Turn<G> {
             inside.line.retain(|waiter| !waiter.is_brief);
         }
         drop(inside);
-        // If it has gone just now, this drops the turn, and with it lets in the one after.
+        // If that task has just gone, this drops the turn, which lets in the one after it.
         let _ = next.entry.send(Entry::Turn(Self { door: Arc::clone(&self.door) }));
     }
 }
@@ -213,7 +214,7 @@ mod tests {
     const ALONE: Way = Way { mode: Mode::Exclusive, scope: Scope::Name };
     const TOGETHER: Way = Way { mode: Mode::Shared, scope: Scope::Name };
 
-    fn turn(entering: Entering<u8>) -> Turn<u8> {
+    fn turn(entering: Entering<u8>) -> DoorTurn<u8> {
         match entering {
             Entering::Now(Entry::Turn(turn)) => turn,
             _ => panic!("not now"),

@@ -33,7 +33,7 @@ impl Election {
         Self { session, name }
     }
 
-    /// Stands for election until elected, with a text that tells the others of the leader.
+    /// Stands for election until elected. The value tells the others about the leader.
     ///
     /// Dropping the future ends the candidacy.
     pub async fn campaign(&self, value: impl Into<String>) -> Result<Leadership, Error> {
@@ -90,12 +90,12 @@ impl Leadership {
         self.guard.token_i64()
     }
 
-    /// Whether you may act as leader now; looks at the clock.
+    /// Whether you may act as leader now. Reads the clock.
     pub fn is_held(&self) -> bool {
         self.guard.is_held()
     }
 
-    /// The lock that stands for it.
+    /// The lock behind this leadership.
     pub fn guard(&self) -> &LockGuard {
         &self.guard
     }
@@ -105,12 +105,12 @@ impl Leadership {
         self.guard.lost().await
     }
 
-    /// Does the work for as long as this is the leader; see [`LockGuard::run`].
+    /// Runs the work for as long as this is the leader; see [`LockGuard::run`].
     pub async fn run<W: Future>(&self, work: W) -> Result<W::Output, Lost> {
         self.guard.run(work).await
     }
 
-    /// Changes the text that tells the others of the leader.
+    /// Changes the value that tells the others about the leader.
     pub async fn proclaim(&self, value: impl Into<String>) -> Result<(), Error> {
         let client = &self.session.shared.client;
         let request = ProclaimRequest {
@@ -127,7 +127,7 @@ impl Leadership {
         }
     }
 
-    /// Gives the lead up, and waits until that is done.
+    /// Gives up the lead, and waits until that is done.
     pub async fn resign(self) -> Result<(), Error> {
         self.guard.release().await
     }

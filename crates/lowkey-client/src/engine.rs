@@ -1,8 +1,8 @@
-//! The client's own thread: the link and the keeper run here, not on the program's runtime.
+//! The client's own thread. The link and the keeper run here, not on the program's runtime.
 //!
-//! So leases are renewed, and losses are told, while the program blocks all of its workers, and after its
-//! runtime has ended. The thread ends by itself once the last handle of the client is gone and what was
-//! still to be told, such as the release of a dropped guard, was told.
+//! So leases are renewed, and losses are told, even while the program blocks all of its workers, and after
+//! its runtime has ended. The thread ends by itself once the last handle of the client is gone and all
+//! pending messages were sent, such as the release of a dropped guard.
 
 use std::future::Future;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -14,20 +14,21 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::error::Error;
 
-/// How long the drop of a client's last handle waits for releases that are under way. A program whose `main`
-/// returns ends all of its threads: without this its locks would stay until their leases run out.
+/// How long the drop of a client's last handle waits for releases that are under way. When a program's
+/// `main` returns, all of its threads end. Without this wait its locks would stay until their leases
+/// expire.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// The thread. Must be dropped after everything that gives it work.
+/// The thread. It must be dropped after everything that gives it work.
 pub(crate) struct Engine {
     runtime: Handle,
     thread: ThreadId,
-    /// Ends when there is nothing more to do.
+    /// Disconnected when there is nothing more to do.
     is_done: Mutex<Receiver<()>>,
 }
 
 impl Engine {
-    /// Starts the thread. It ends with the future that is made in its runtime.
+    /// Starts the thread. It ends with the future that `work` makes in its runtime.
     pub(crate) fn start<F: Future<Output = ()> + 'static>(
         work: impl FnOnce() -> F + Send + 'static,
     ) -> Result<Self, Error> {
@@ -47,7 +48,7 @@ impl Engine {
         Ok(Self { runtime: handle, thread, is_done: Mutex::new(is_done) })
     }
 
-    /// Where to spawn what must not depend on the program's runtime.
+    /// Where to spawn tasks that must not depend on the program's runtime.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -55,10 +56,12 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Blocks, also in async code: a drop cannot wait in another way, and this may be the last thing that
-        // the program does. Usually one round trip; nothing at all after `Client::close`.
+        // This blocks, also in async code. A drop cannot wait in another way, and this may be the last
+        // thing that the program does. It usually takes one round trip, and nothing at all after
+        // `Client::close`.
         if thread::current().id() != self.thread {
-            // An error either way: done, or no time left. Then the thread goes on while the process lives.
+            // It is an error either way: done, or no time left. In the second case the thread goes on while
+            // the process lives.
             let is_done = self.is_done.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = is_done.recv_timeout(FAREWELL);
         }

@@ -23,7 +23,7 @@ use crate::session::LossCause;
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
-    /// The last word was a refusal, but an earlier copy of the same call may yet be carried out.
+    /// The last answer was a refusal, but an earlier copy of the same call may yet be carried out.
     in_doubt: bool,
 }
 
@@ -44,22 +44,22 @@ pub struct Error {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Somebody else holds the lock, and you did not want to wait.
+    /// Another client holds the lock, and you did not want to wait.
     LockHeld(HeldBy),
-    /// Somebody else held the lock for as long as you wanted to wait.
+    /// Another client held the lock for as long as you wanted to wait.
     WaitTimeout(Option<HeldBy>),
-    /// The session is lost, and with it all that it held.
+    /// The session is lost, and with it everything that it held.
     SessionLost(LossCause),
     /// The service refused; the reason says why.
     Refused(ApiError),
-    /// No node answered in time. What happened, if anything, is in [`Error::outcome_unknown`].
+    /// No node answered in time. [`Error::outcome_unknown`] tells whether the call may have happened.
     Unavailable {
         /// The last problem that was seen.
         problem: String,
         /// The request was sent at least once, and may have been carried out.
         sent: bool,
-        /// Why a node refused, if that was the last word. Of another copy of the request nothing is known:
-        /// otherwise this would be [`ErrorKind::Refused`].
+        /// Why a node refused, if a refusal was the last answer. The fate of another copy of the request is
+        /// unknown: otherwise this would be [`ErrorKind::Refused`].
         refusal: Option<Reason>,
     },
     /// An endpoint belongs to another cluster than the one that this client began with.
@@ -71,11 +71,11 @@ pub enum ErrorKind {
         /// The cluster that the endpoint belongs to.
         found: String,
     },
-    /// Something that was given is not as it must be.
+    /// An argument is not valid.
     Invalid(String),
 }
 
-/// Who holds a lock that you do not get.
+/// The holder of a lock that you do not get.
 ///
 /// ```
 /// use lowkey_client::{Error, HeldBy};
@@ -88,13 +88,14 @@ pub enum ErrorKind {
 pub struct HeldBy {
     /// What is held: the lock itself, a subtree above it, or something below it.
     pub name: String,
-    /// Who holds it, as it names itself.
+    /// The holder's name, as it names itself.
     pub owner: String,
     /// The lease that holds it.
     pub lease_id: u64,
     /// The fencing token of its grant.
     pub fencing_token: u64,
-    /// Since when, in milliseconds since 1970 by the clock of the node that granted it: for display only.
+    /// Since when, in milliseconds since 1970 by the clock of the node that granted it. For display only:
+    /// there may be clock skew.
     pub since_unix_ms: u64,
     /// How many wait for it.
     pub waiters: u64,
@@ -139,7 +140,7 @@ impl Error {
         &self.kind
     }
 
-    /// The service's own reason, if it was the service that refused.
+    /// The service's own reason, if the service refused.
     pub fn reason(&self) -> Option<Reason> {
         match &self.kind {
             ErrorKind::Refused(error) => Some(error.reason),
@@ -150,7 +151,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed if it is made again. The client has tried already for as long as
+    /// Whether the same call may succeed if it is made again. The client has already tried for as long as
     /// its deadline allowed.
     pub fn is_retryable(&self) -> bool {
         match &self.kind {
@@ -169,8 +170,8 @@ impl Error {
         }
     }
 
-    /// Whether the call, or a copy of it, may have been carried out or may yet be: whoever does not want what
-    /// it leads to must see to that.
+    /// Whether the call, or a copy of it, may have been carried out or may yet be. A caller that does not
+    /// want the effect must undo it.
     pub(crate) fn may_have_been_done(&self) -> bool {
         self.in_doubt || self.outcome_unknown()
     }
@@ -180,12 +181,12 @@ impl Error {
         self
     }
 
-    /// Whether somebody else holds the lock: now, or for as long as you waited.
+    /// Whether another client holds the lock: now, or for as long as you waited.
     pub fn is_busy(&self) -> bool {
         matches!(self.kind, ErrorKind::LockHeld(_) | ErrorKind::WaitTimeout(_))
     }
 
-    /// Who that is, as far as is known.
+    /// The holder, as far as is known.
     pub fn held_by(&self) -> Option<&HeldBy> {
         match &self.kind {
             ErrorKind::LockHeld(held_by) | ErrorKind::WaitTimeout(Some(held_by)) => Some(held_by),
@@ -197,14 +198,15 @@ impl Error {
         Self::new(ErrorKind::Unavailable { problem: problem.into(), sent, refusal: None })
     }
 
-    /// The same for a call of which another copy may have been carried out, whatever became of this one.
+    /// The same error for a call of which another copy may have been carried out, no matter what became of
+    /// this one.
     pub(crate) fn of_one_copy(self) -> Self {
         if self.outcome_unknown() {
             return self;
         }
         let (problem, refusal) = match self.kind {
             ErrorKind::Unavailable { problem, refusal, .. } => (problem, refusal),
-            // What it says of itself is not so of the other.
+            // What the error says of this copy does not hold for the other.
             ErrorKind::Refused(error) => {
                 (error.message.replace("; nothing was done", ""), Some(error.reason))
             }
@@ -268,7 +270,7 @@ impl std::error::Error for Error {}
 pub struct Lost {
     /// The lock.
     pub name: String,
-    /// Its fencing token: whatever was written with it stands, until a higher one is seen.
+    /// Its fencing token. What was written with it stands until a higher one is seen.
     pub fencing_token: u64,
     /// Why.
     pub cause: LossCause,

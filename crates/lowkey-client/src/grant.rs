@@ -1,4 +1,4 @@
-//! A grant: what one guard holds, or several that share it.
+//! A grant, held by one guard or shared by several.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -8,67 +8,68 @@ use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockResponse, ReleaseLockRequest};
 use tokio_util::sync::CancellationToken;
 
-use crate::door::{Turn, Way};
+use crate::door::{DoorTurn, Way};
 use crate::keeper::Presence;
 use crate::random;
 use crate::session::{LossCause, Session, SessionStatus};
 
-/// Released when the last guard that shares it is gone.
+/// A grant that is released when the last guard that shares it is gone.
 ///
-/// Held is a question to the clock and to `held`; nothing else is remembered.
-pub(crate) struct Grant {
+/// Whether it is held follows from the clock and from `held`. Nothing else is remembered.
+pub(crate) struct GuardedGrant {
     pub(crate) name: String,
     pub(crate) token: u64,
     pub(crate) revision: u64,
     pub(crate) waited: Duration,
     pub(crate) session: Session,
-    held: Arc<Held>,
-    /// Its release was sent, and is somebody's business.
+    held: Arc<GrantBelief>,
+    /// Its release was sent, and another part of the client sees to it.
     is_released: AtomicBool,
 }
 
-/// What the keeper may know of a grant: it must not keep its session alive.
-pub(crate) struct Held {
-    /// Cancelled when belief ends: by release, with the session, or by itself.
+/// What the keeper may know of a grant. It must not keep the session alive.
+pub(crate) struct GrantBelief {
+    /// Cancelled when belief ends: by release, with the session, or for this grant alone.
     ended: CancellationToken,
     /// Why this grant alone was lost, if it was.
     lost: OnceLock<LossCause>,
     /// Keeps other tasks of the session from the name.
-    turn: Mutex<Option<Turn<Grant>>>,
+    turn: Mutex<Option<DoorTurn<GuardedGrant>>>,
 }
 
-impl Held {
+impl GrantBelief {
     pub(crate) fn new(ended: CancellationToken) -> Self {
         Self { ended, lost: OnceLock::new(), turn: Mutex::default() }
     }
 
-    /// The service has it no longer, although its lease goes on.
+    /// The service no longer has the grant, although its lease goes on.
     pub(crate) fn lose(&self, cause: LossCause) {
-        // Who asks for the name from now on waits until it is free, and does not meet a holder.
-        let turn = self.take_turn().inspect(Turn::leaving);
+        // A task that asks for the name from now on waits until it is free, instead of finding a holder.
+        let turn = self.take_turn().inspect(DoorTurn::leaving);
         // Only the first cause counts.
         let _ = self.lost.set(cause);
         self.ended.cancel();
-        // Free for other tasks after belief has ended: there is no grant that they could be given by mistake.
+        // Free the name for other tasks only after belief has ended: then there is no grant that they could
+        // be given by mistake.
         drop(turn);
     }
 
-    fn take_turn(&self) -> Option<Turn<Grant>> {
+    fn take_turn(&self) -> Option<DoorTurn<GuardedGrant>> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Grant {
-    /// From now on it is believed to be held.
+impl GuardedGrant {
+    /// Makes a grant that is believed to be held from now on.
     pub(crate) fn new(
         session: Session,
         name: String,
         granted: &AcquireLockResponse,
-        turn: Option<Turn<Self>>,
+        turn: Option<DoorTurn<Self>>,
         way: Way,
     ) -> Arc<Self> {
         let presence = &session.shared.presence;
-        let held = Arc::new(Held::new(presence.lost().child_token()));
+        let held = Arc::new(GrantBelief::new(presence.lost().child_token()));
         presence.beliefs.add(granted.fencing_token, Arc::clone(&held));
         let grant = Arc::new(Self {
             name,
@@ -103,16 +104,17 @@ impl Grant {
         self.held.lost.get().copied().unwrap_or_else(|| self.presence().cause())
     }
 
-    /// R9: belief ends. Gives what to send then, with the place that other tasks wait for until it is answered.
-    pub(crate) fn end(&self) -> (Call, Option<Turn<Self>>) {
+    /// R9: belief ends. Returns the call to send then, and the turn that other tasks wait for until that
+    /// call is answered.
+    pub(crate) fn end(&self) -> (Call, Option<DoorTurn<Self>>) {
         self.ended().cancel();
         self.presence().beliefs.remove(self.token);
         self.is_released.store(true, Ordering::Release);
-        let turn = self.held.take_turn().inspect(Turn::leaving);
+        let turn = self.held.take_turn().inspect(DoorTurn::leaving);
         (release_by_token(self.name.clone(), self.presence().lease_id, self.token), turn)
     }
 
-    /// True if the service has it no longer, for certain.
+    /// True if it is certain that the service no longer has the grant.
     fn is_gone(&self) -> bool {
         let with_session =
             matches!(self.presence().status(), SessionStatus::Lost(LossCause::Gone | LossCause::Closed));
@@ -120,7 +122,7 @@ impl Grant {
     }
 }
 
-/// R9: the token always goes along.
+/// R9: a release always carries the token.
 pub(crate) fn release_by_token(lock_name: String, lease_id: u64, fencing_token: u64) -> Call {
     Call::ReleaseLock(ReleaseLockRequest {
         lock_name,
@@ -131,7 +133,7 @@ pub(crate) fn release_by_token(lock_name: String, lease_id: u64, fencing_token: 
     })
 }
 
-impl Drop for Grant {
+impl Drop for GuardedGrant {
     fn drop(&mut self) {
         if self.is_released.load(Ordering::Acquire) {
             return;

@@ -1,9 +1,10 @@
-//! The keeper: one task, on the client's own thread, that renews every lease of a client, and tells each session
-//! how it stands.
+//! The keeper: one task, on the client's own thread, that renews every lease of a client and updates the
+//! status of each session.
 //!
-//! Renewals are made at a third of the time to live, many leases in one message. What counts is the client's
-//! own clock (R6): each acknowledgement is credited to the moment before its request was first sent, and a
-//! session whose validity has run out is lost then and there, whether or not any server answers.
+//! A lease is renewed when a third of its time to live has passed, many leases in one message. Only the
+//! client's own clock counts (R6). Each acknowledgement is credited to the moment before its request was
+//! first sent. A session whose validity has run out is lost at that moment, whether or not any server
+//! answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,37 +27,40 @@ use crate::beliefs::{Beliefs, Verdict};
 use crate::clock::now_nanos;
 use crate::door::Doors;
 use crate::error::Error;
-use crate::grant::{Grant, release_by_token};
+use crate::grant::{GuardedGrant, release_by_token};
 use crate::leases::read_lease;
-use crate::link::Link;
+use crate::link::{LeaseNotice, Link};
+use crate::random;
 use crate::session::{LossCause, SessionStatus};
 
-/// Leases that are renewed by one message at most.
+/// The most leases that one message renews.
 const LEASES_A_MESSAGE: usize = 2_500;
-/// What is due within this time is renewed together: many leases cost few messages.
+/// Leases that are due within this time are renewed together: many leases cost few messages.
 const TOGETHER_NANOS: u64 = 50_000_000;
-/// The clock is looked at so often at least, since it may have gone on while timers stood still.
+/// The clock is read at least this often, because it may have gone on while timers stood still.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How soon a renewal that failed is tried again.
+/// How soon a failed renewal is tried again.
 const AGAIN_NANOS: u64 = 100_000_000;
+/// After a new stream was opened, all leases are renewed within this time.
+const NEW_STREAM: Duration = Duration::from_millis(500);
 const MILLISECOND: u64 = 1_000_000;
 
 /// What is known of one lease, shared by its session, its guards and the keeper.
 pub(crate) struct Presence {
     pub(crate) lease_id: u64,
     pub(crate) ttl_seconds: i64,
-    /// R6: by this client's own clock; only ever grows.
+    /// R6: by this client's own clock. It only ever grows.
     valid_until: AtomicU64,
     status: watch::Sender<SessionStatus>,
     lost: CancellationToken,
-    /// What is believed to be held.
+    /// The grants that this client believes the lease holds.
     pub(crate) beliefs: Beliefs,
-    /// One task at a time for each name, but for those that share.
-    pub(crate) doors: Doors<Grant>,
+    /// Lets in one task at a time for each name, except tasks that share.
+    pub(crate) doors: Doors<GuardedGrant>,
 }
 
 impl Presence {
-    /// A lease that was made, or granted, by a request whose validity is known.
+    /// A lease that was created or granted by a request whose validity is known.
     pub(crate) fn new(lease_id: u64, ttl_seconds: i64, valid_until: u64) -> Arc<Self> {
         Arc::new(Self {
             lease_id,
@@ -73,12 +77,13 @@ impl Presence {
         u64::try_from(self.ttl_seconds).unwrap_or_default() * 1_000_000_000
     }
 
-    /// True if its holder may act on it now. Looks at the clock: nobody else needs to have noticed yet.
+    /// True if its holder may act on it now. Reads the clock, so it is right even before the keeper has
+    /// noticed a loss.
     pub(crate) fn is_valid(&self) -> bool {
         !self.lost.is_cancelled() && now_nanos() < self.valid_until.load(Ordering::Acquire)
     }
 
-    /// How long it is valid if nothing more is heard.
+    /// How long it stays valid if nothing more is heard.
     pub(crate) fn remaining(&self) -> Duration {
         if self.lost.is_cancelled() {
             return Duration::ZERO;
@@ -91,7 +96,7 @@ impl Presence {
         self.valid_until.fetch_max(valid_until(first_sent_nanos, self.ttl_seconds), Ordering::AcqRel);
     }
 
-    /// It is over. Only the first cause counts.
+    /// Marks the lease as lost. Only the first cause counts.
     pub(crate) fn lose(&self, cause: LossCause) {
         self.status.send_if_modified(|status| {
             let is_news = !matches!(status, SessionStatus::Lost(_));
@@ -113,7 +118,7 @@ impl Presence {
         });
     }
 
-    /// How it stands; a lease whose time has run out is lost, whoever has noticed.
+    /// The status. A lease whose time has run out is lost, even if nothing has noticed it before.
     pub(crate) fn status(&self) -> SessionStatus {
         if !self.is_valid() {
             self.lose(LossCause::Expired);
@@ -149,28 +154,34 @@ enum Order {
 }
 
 impl Keeper {
-    /// A keeper, and the task that does its work: it ends when the keeper is gone and no lease is left.
-    pub(crate) fn new(link: Link) -> (Self, impl Future<Output = ()> + Send + use<>) {
+    /// A keeper, and the task that does its work. The task ends when the keeper is gone and no lease is
+    /// left.
+    pub(crate) fn new(
+        link: Link,
+        news: mpsc::UnboundedReceiver<LeaseNotice>,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
-        (Self { orders }, Task::new(link, receiver).run())
+        (Self { orders }, Task::new(link, receiver, news).run())
     }
 
     /// Keeps a lease alive until it is lost.
     pub(crate) fn keep(&self, presence: Arc<Presence>) {
-        // The task lives as long as anyone who could register.
+        // The task lives as long as any handle that could register a lease.
         let _ = self.orders.send(Order::Keep(presence));
     }
 
-    /// Has done with a lease.
+    /// Stops keeping a lease.
     pub(crate) fn forget(&self, lease_id: u64) {
         let _ = self.orders.send(Order::Forget(lease_id));
     }
 }
 
-/// Invariants: `by_renewal` and `by_end` have exactly the leases, under the times of their `Kept`.
+/// Invariant: `by_renewal` and `by_end` contain exactly the leases, under the times of their `Kept`.
 struct Task {
     link: Link,
     orders: mpsc::UnboundedReceiver<Order>,
+    /// What the link hears about leases.
+    news: mpsc::UnboundedReceiver<LeaseNotice>,
     leases: BTreeMap<u64, Kept>,
     by_renewal: BTreeSet<(u64, u64)>,
     by_end: BTreeSet<(u64, u64)>,
@@ -182,19 +193,27 @@ struct Kept {
     presence: Arc<Presence>,
     next_renewal: u64,
     end: u64,
-    /// It is being read: the service holds something else than is believed.
-    is_read: bool,
+    reading: Reading,
 }
 
-/// A lease that was read, since it differs from what is believed.
+/// Whether a lease is being read, because the service holds something else than is believed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    No,
+    UnderWay,
+    /// A read is under way, and something has changed since it began.
+    Again,
+}
+
+/// A lease that was read, because it differs from what is believed.
 struct Read {
     lease_id: u64,
-    /// What was believed in before.
+    /// The tokens that were believed in before the read.
     believed: Vec<u64>,
     outcome: Result<GetLeaseResponse, Error>,
 }
 
-/// A message of renewals, and what came of it.
+/// A message of renewals, and its outcome.
 struct Sent {
     first_sent: u64,
     lease_ids: Vec<u64>,
@@ -202,10 +221,15 @@ struct Sent {
 }
 
 impl Task {
-    fn new(link: Link, orders: mpsc::UnboundedReceiver<Order>) -> Self {
+    fn new(
+        link: Link,
+        orders: mpsc::UnboundedReceiver<Order>,
+        news: mpsc::UnboundedReceiver<LeaseNotice>,
+    ) -> Self {
         Self {
             link,
             orders,
+            news,
             leases: BTreeMap::new(),
             by_renewal: BTreeSet::new(),
             by_end: BTreeSet::new(),
@@ -223,6 +247,10 @@ impl Task {
                     Some(Order::Keep(presence)) => self.add(presence),
                     Some(Order::Forget(lease_id)) => _ = self.remove(lease_id),
                     None => is_open = false,
+                },
+                Some(news) = self.news.recv() => match news {
+                    LeaseNotice::Changed(lease_id) => self.changed(lease_id),
+                    LeaseNotice::NewStream => self.renew_all_soon(),
                 },
                 Some(sent) = self.under_way.next() => self.take_in(sent),
                 Some(read) = self.reading.next() => self.compare(read),
@@ -243,13 +271,14 @@ impl Task {
 
     fn add(&mut self, presence: Arc<Presence>) {
         let end = presence.valid_until.load(Ordering::Acquire);
-        // Made at 90 % before its end: a third of the time to live later it is renewed.
+        // Validity is 90 % of the time to live, which gives the time of creation. The lease is renewed a
+        // third of its time to live after that.
         let made = end.saturating_sub(presence.ttl_nanos() / 10 * 9);
         let next_renewal = made + presence.ttl_nanos() / 3;
         let lease_id = presence.lease_id;
         self.by_end.insert((end, lease_id));
         self.by_renewal.insert((next_renewal, lease_id));
-        self.leases.insert(lease_id, Kept { presence, next_renewal, end, is_read: false });
+        self.leases.insert(lease_id, Kept { presence, next_renewal, end, reading: Reading::No });
     }
 
     fn remove(&mut self, lease_id: u64) -> Option<Kept> {
@@ -270,7 +299,7 @@ impl Task {
         self.by_end.insert((end, lease_id));
     }
 
-    /// R6: what is no longer valid is lost, whatever the servers would say.
+    /// R6: a lease that is no longer valid is lost, no matter what the servers would say.
     fn end_overdue(&mut self, now: u64) {
         while let Some((end, lease_id)) = self.by_end.first().copied()
             && end <= now
@@ -295,7 +324,7 @@ impl Task {
                     continue;
                 }
                 let ttl = presence.ttl_nanos();
-                // In jeopardy: by now a renewal should have been acknowledged, and a second tried.
+                // In jeopardy: by now a renewal should have been acknowledged, and a second one tried.
                 if presence.remaining() < Duration::from_nanos(ttl / 10 * 4) {
                     presence.set(SessionStatus::InJeopardy);
                 }
@@ -303,13 +332,13 @@ impl Task {
                 lease_ids.push(lease_id);
                 let lowkey_token::Holds { count, digest } = presence.beliefs.holds();
                 holds.push(Holds { count, digest });
-                // Planned anew when the answer is there; if none comes, this is the next attempt.
+                // The answer changes this plan. If none comes, this is the time of the next attempt.
                 self.plan(lease_id, now + ttl / 6);
             }
             if lease_ids.is_empty() {
                 return;
             }
-            // An answer may come while the next attempt is under way; silence is noticed sooner.
+            // An answer may come while the next attempt is under way. Silence is noticed sooner.
             let patience =
                 Duration::from_nanos((shortest_ttl / 6).clamp(150 * MILLISECOND, 1_000 * MILLISECOND));
             let time = Duration::from_nanos(shortest_ttl / 2);
@@ -326,7 +355,7 @@ impl Task {
                     self.take_in_one(first_sent, &renewal);
                 }
             }
-            // Nobody answered: very soon again.
+            // No node answered: try again very soon.
             _ => {
                 let again = now_nanos() + AGAIN_NANOS;
                 for lease_id in lease_ids {
@@ -350,17 +379,44 @@ impl Task {
                 self.read(lease_id);
             }
         } else if renewal.error_reason == Reason::LeaseNotFound.as_str() {
-            self.remove(lease_id);
-            presence.lose(LossCause::Gone);
+            self.gone(lease_id);
         } else {
             self.plan(lease_id, now_nanos() + AGAIN_NANOS);
         }
     }
 
-    /// Reads what a lease holds; once at a time, and with every renewal at most.
+    /// Renews all leases soon after a new stream was opened. A node tells a stream what others do to the
+    /// leases that were renewed on it. Many clients may come to a node at the same time, so the pause is
+    /// random.
+    fn renew_all_soon(&mut self) {
+        let pause = random::up_to(NEW_STREAM);
+        let soon = now_nanos() + u64::from(pause.subsec_nanos());
+        let later: Vec<u64> =
+            self.leases.iter().filter(|(_, kept)| kept.next_renewal > soon).map(|(id, _)| *id).collect();
+        for lease_id in later {
+            self.plan(lease_id, soon);
+        }
+    }
+
+    fn gone(&mut self, lease_id: u64) {
+        if let Some(kept) = self.remove(lease_id) {
+            kept.presence.lose(LossCause::Gone);
+        }
+    }
+
+    /// Another client has ended a grant of the lease.
+    fn changed(&mut self, lease_id: u64) {
+        match self.leases.get_mut(&lease_id) {
+            Some(kept) if kept.reading != Reading::No => kept.reading = Reading::Again,
+            _ => self.read(lease_id),
+        }
+    }
+
+    /// Reads what a lease holds, one read at a time.
     fn read(&mut self, lease_id: u64) {
-        let Some(kept) = self.leases.get_mut(&lease_id).filter(|kept| !kept.is_read) else { return };
-        kept.is_read = true;
+        let is_idle = |kept: &&mut Kept| kept.reading == Reading::No;
+        let Some(kept) = self.leases.get_mut(&lease_id).filter(is_idle) else { return };
+        kept.reading = Reading::UnderWay;
         let believed = kept.presence.beliefs.tokens();
         let time = Duration::from_nanos(kept.presence.ttl_nanos() / 2);
         let link = self.link.clone();
@@ -371,24 +427,32 @@ impl Task {
         self.reading.push(read.boxed());
     }
 
-    /// Ends belief in what is gone, and gives back what nobody wants; see `beliefs.rs`.
+    /// Ends belief in grants that are gone, and releases grants that nobody wants: see `beliefs.rs`.
     fn compare(&mut self, read: Read) {
         let Read { lease_id, believed, outcome } = read;
         let Some(kept) = self.leases.get_mut(&lease_id) else { return };
-        kept.is_read = false;
+        let has_changed = std::mem::replace(&mut kept.reading, Reading::No) == Reading::Again;
         let presence = Arc::clone(&kept.presence);
-        // If it could not be read, the next renewal says so again; if it is gone, too.
-        let Ok(lease) = outcome else { return };
+        let lease = match outcome {
+            Ok(lease) => lease,
+            Err(error) if error.reason() == Some(Reason::LeaseNotFound) => return self.gone(lease_id),
+            // The lease could not be read. The next renewal reports the difference again.
+            Err(_) => return,
+        };
         let Verdict { lost, orphans } = presence.beliefs.judge(&believed, lease.grants);
         for held in lost {
             held.lose(LossCause::ReleasedElsewhere);
         }
         for (name, token) in orphans {
-            // While a task asks for the name it may be given this very grant, and that answer may be under way.
+            // While a task asks for the name it may be given this very grant, and that answer may be under
+            // way.
             if let Some(turn) = presence.doors.of(&name).try_enter() {
                 tracing::debug!(name, token, "releasing what was granted to an acquire that was given up");
                 self.link.tell(release_by_token(name, lease_id, token), turn);
             }
+        }
+        if has_changed {
+            self.read(lease_id);
         }
     }
 }
@@ -413,7 +477,8 @@ mod tests {
     ) -> Option<ReleaseLockRequest> {
         let (link, mut next_call) = Link::to_nowhere();
         let (_orders, receiver) = mpsc::unbounded_channel();
-        let mut task = Task::new(link, receiver);
+        let (_news, news) = mpsc::unbounded_channel();
+        let mut task = Task::new(link, receiver, news);
         let presence = Presence::new(1, 10, u64::MAX);
         presence.beliefs.give_up("gone".to_owned());
         prepare(&presence);
@@ -441,13 +506,29 @@ mod tests {
     #[test]
     fn a_grant_whose_answer_is_under_way_is_left_alone() {
         assert_eq!(released(&[("a", 7, "under way"), ("b", 8, "")], |_| ()), None);
-        // The same lease that asks again gets the same grant, under the id of the first acquire.
+        // If the same lease asks again it gets the same grant, under the id of the first acquire.
         let asking = |presence: &Arc<Presence>| {
             let way = Way { mode: Mode::Exclusive, scope: Scope::Name };
             let door = presence.doors.of("a");
             std::mem::forget(door.enter(way, false));
         };
         assert_eq!(released(&[("a", 7, "gone")], asking), None);
+    }
+
+    #[test]
+    fn a_new_stream_is_soon_told_which_leases_are_used_on_it() {
+        let (link, _) = Link::to_nowhere();
+        let ((_orders, receiver), (_news, news)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let mut task = Task::new(link, receiver, news);
+        let now = now_nanos();
+        for (lease_id, ttl_seconds) in [(1, 600), (2, 1)] {
+            task.add(Presence::new(lease_id, ttl_seconds, valid_until(now, ttl_seconds)));
+        }
+        let before = task.leases[&2].next_renewal;
+        task.renew_all_soon();
+        assert!(task.leases.values().all(|kept| kept.next_renewal <= now_nanos() + 500 * MILLISECOND));
+        assert!(task.leases[&2].next_renewal <= before, "no renewal is put off");
+        assert_eq!(task.by_renewal.len(), 2);
     }
 
     #[test]

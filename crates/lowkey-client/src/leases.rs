@@ -1,4 +1,4 @@
-//! Leases seen from outside: whose they are, what they hold, and how to end one.
+//! Leases seen from outside: their owners, what they hold, and how to end one.
 
 use std::time::Duration;
 
@@ -13,13 +13,14 @@ use crate::error::Error;
 use crate::link::Link;
 use crate::random;
 
-/// As many as the service gives at once.
+/// As many as the service returns at once.
 const PAGE_SIZE: u32 = 1000;
 
 impl Client {
     /// What a lease holds and waits for, and how long it lives if it is not renewed again.
     ///
-    /// All pages are asked for, each true at its own moment: a lock that is held all the while is told.
+    /// This reads all pages, each true at its own moment. A lock that is held during the whole read is
+    /// always included.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -69,11 +70,11 @@ impl Client {
         }
     }
 
-    /// Ends a lease, with all that it holds and waits for. Its owner must be named, so that no other lease can be
-    /// meant; [`Client::get_lease`] tells it. Events name this client's owner as the one who did it.
+    /// Ends a lease, with everything that it holds and waits for. The owner must be named, so that no other
+    /// lease can be meant; [`Client::get_lease`] returns it. Events name this client's owner as the actor.
     ///
-    /// A session of the SDK learns of it with its next renewal. Until then it may act as holder: where that matters,
-    /// wait for a third of its time to live.
+    /// A session of the SDK learns of it at once if its stream is up, and with its next renewal otherwise.
+    /// Until then it may act as holder. Where that matters, wait for a third of its time to live.
     pub async fn revoke_lease(&self, lease_id: u64, owner: impl Into<String>) -> Result<(), Error> {
         let revoke = RevokeLeaseRequest {
             lease_id,
@@ -87,17 +88,23 @@ impl Client {
         }
     }
 
-    /// Gives back a lock by its numbers: of a [`crate::Detached`] grant, say. With the token, only that very grant
-    /// can be meant. Events name this client's owner as the one who did it.
+    /// Releases a lock by its numbers, for example of a [`crate::Detached`] grant. With the token, only
+    /// that very grant can be meant. 0 is no token, and is refused. Events name this client's owner as the
+    /// actor.
     ///
-    /// Of another's grant: its holder learns of it with its next renewal, and may act until then.
-    /// [`Client::revoke_lease`] ends all that the holder has.
+    /// The holder of a grant that is not yours learns of it at once if its stream is up, and with its next
+    /// renewal otherwise. It may act until then. [`Client::revoke_lease`] ends everything that the holder
+    /// has.
     pub async fn release_lock(
         &self,
         name: impl Into<String>,
         lease_id: u64,
         fencing_token: u64,
     ) -> Result<(), Error> {
+        // On the wire 0 stands for "any grant of this lease".
+        if fencing_token == 0 {
+            return Err(Error::invalid("0 is no fencing token: the grant's token is needed, from 1"));
+        }
         let release = ReleaseLockRequest {
             lock_name: name.into(),
             lease_id,

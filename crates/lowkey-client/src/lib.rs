@@ -16,25 +16,29 @@
 //! # done?; Ok(()) }
 //! ```
 //!
-//! What it does for you, and what to know of it:
+//! What the SDK does for you, and what you must know about it:
 //!
-//! - A [`Session`] is your presence. It is renewed by itself at a third of its time to live. That it is *lost* is
-//!   decided by this client's own clock, one that also runs while the machine is suspended, and before the service
-//!   gives anything away: even when no node answers.
-//! - A [`LockGuard`] says whether you may act *now* ([`LockGuard::is_held`]), tells when that ends
-//!   ([`LockGuard::lost`]), and can do your work only as long as it is so ([`LockGuard::run`]).
-//! - A process can still be paused between looking and writing. Only the token protects against that: have the
-//!   protected resource refuse a token below the highest that it has seen.
-//! - Calls are tried again, at other nodes too, until their deadline; each has an effect once. What is left is
-//!   in the [`Error`]: whether trying again makes sense, and whether it may have happened.
-//! - Two tasks of one session that want the same name wait for each other, unless both want it in shared mode: then
-//!   they share one grant. Use two sessions if they are to compete with others by themselves.
+//! - A [`Session`] is your presence. It is renewed automatically when a third of its time to live has
+//!   passed. This client's own clock decides when a session is *lost*. That clock also runs while the
+//!   machine is suspended. The loss comes before the service gives anything away, even when no node
+//!   answers.
+//! - A [`LockGuard`] says whether you may act *now* ([`LockGuard::is_held`]) and tells when that ends
+//!   ([`LockGuard::lost`]). It can also run your work only as long as the lock is held
+//!   ([`LockGuard::run`]).
+//! - A process can still be paused between a check and a write. Only the token protects against that: the
+//!   protected resource must refuse a token below the highest that it has seen.
+//! - Calls are retried, on other nodes too, until their deadline. They are idempotent: each has an effect
+//!   once. The [`Error`] says the rest: whether trying again makes sense, and whether the call may have
+//!   happened.
+//! - Two tasks of one session that want the same name wait for each other, unless both want it in shared
+//!   mode: then they share one grant. Use two sessions if the tasks must compete with others independently.
 //!
-//! - A client has a thread of its own, which renews leases and tells of losses whatever the program's runtime does.
-//!   A guard, a session or a client may be dropped anywhere; the drop of a client's last handle waits for releases
-//!   that are under way, 200 ms at most. [`Client::close`] waits without blocking the thread.
+//! - A client has a thread of its own, which renews leases and tells of losses no matter what the program's
+//!   runtime does. A guard, a session or a client may be dropped anywhere. The drop of a client's last
+//!   handle waits for releases that are under way, 200 ms at most. [`Client::close`] waits without blocking
+//!   the thread.
 //!
-//! Where to look: `engine` for that thread, `link` for the one stream that everything travels on, `keeper` for
+//! Where to look: `engine` for that thread, `link` for the one stream that carries everything, `keeper` for
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
 mod beliefs;
@@ -54,6 +58,7 @@ mod members;
 mod random;
 mod session;
 mod watch;
+mod watch_connections;
 mod wish;
 
 pub use client::{Client, ClientBuilder};

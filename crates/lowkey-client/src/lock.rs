@@ -8,21 +8,22 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use lowkey_api::Reason;
+use lowkey_api::limits::WAIT_MAX;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::door::{Entering, Entry, Turn};
+use crate::door::{DoorTurn, Entering, Entry};
 use crate::error::{Error, ErrorKind, HeldBy, Lost};
-use crate::grant::Grant;
+use crate::grant::GuardedGrant;
 use crate::keeper::Presence;
 use crate::random;
 use crate::session::{LossCause, Session, SessionStatus};
-use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
+use crate::wish::{LockWish, is_over, wish_methods};
 
-/// A lock that is to be acquired. Made by [`Session::lock`].
+/// A lock to acquire. Made by [`Session::lock`].
 ///
 /// ```no_run
 /// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
@@ -39,19 +40,19 @@ use crate::wish::{WAIT_MAX, Wish, is_over, wish_methods};
 #[must_use = "nothing is acquired before acquire(), try_acquire() or wait() is awaited"]
 pub struct Lock {
     session: Session,
-    wish: Wish,
+    wish: LockWish,
 }
 
 impl Lock {
     pub(crate) fn new(session: Session, name: String) -> Self {
-        Self { session, wish: Wish::new(name) }
+        Self { session, wish: LockWish::new(name) }
     }
 
     wish_methods!();
 
-    /// Acquires it, however long that takes: as long as the session lives.
+    /// Acquires the lock, and waits as long as needed while the session lives.
     ///
-    /// Dropping the future gives up the place in line, and the lock if it was granted just now.
+    /// Dropping the future gives up the place in the queue, and the lock if it was just granted.
     pub async fn acquire(&self) -> Result<LockGuard, Error> {
         loop {
             let waited = self.wait(WAIT_MAX).await;
@@ -61,11 +62,11 @@ impl Lock {
         }
     }
 
-    /// Acquires it if it is free now; otherwise an error for which [`Error::is_busy`] is true, and which
-    /// says who holds it.
+    /// Acquires the lock if it is free now. Otherwise returns an error for which [`Error::is_busy`] is
+    /// true, and which names the holder.
     ///
-    /// A release of this very session that is under way, as after a guard was dropped, is waited for: it is no
-    /// holder.
+    /// A release of this same session that is under way, as after a guard was dropped, does not count as a
+    /// holder: the call waits for it.
     ///
     /// ```no_run
     /// # async fn example(session: lowkey_client::Session) -> Result<(), lowkey_client::Error> {
@@ -94,7 +95,7 @@ impl Lock {
         self.go_in(entry, Duration::ZERO).await
     }
 
-    /// Another task of this very session holds it, or is about to.
+    /// The error if another task of this same session holds the lock, or is about to.
     fn held_by_another_task(&self, token: Option<u64>) -> Error {
         let held_by = HeldBy {
             name: self.wish.name.clone(),
@@ -106,7 +107,7 @@ impl Lock {
         Error::new(ErrorKind::LockHeld(held_by))
     }
 
-    /// Acquires it within this time; otherwise an error for which [`Error::is_busy`] is true.
+    /// Acquires the lock within this time. Otherwise returns an error for which [`Error::is_busy`] is true.
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
@@ -119,7 +120,7 @@ impl Lock {
         let Some(entry) = entry else {
             return Err(Error::new(ErrorKind::WaitTimeout(None)));
         };
-        // At least a moment: whoever wants to wait gets in line.
+        // At least a moment: a caller that wants to wait always gets into the queue.
         let left = time.saturating_sub(started.elapsed()).max(Duration::from_millis(1)).min(WAIT_MAX);
         self.go_in(entry, left).await
     }
@@ -131,17 +132,17 @@ impl Lock {
         }
     }
 
-    async fn go_in(&self, entry: Entry<Grant>, wait: Duration) -> Result<LockGuard, Error> {
+    async fn go_in(&self, entry: Entry<GuardedGrant>, wait: Duration) -> Result<LockGuard, Error> {
         let guard = match entry {
             Entry::Turn(turn) => self.ask(turn, wait).await?,
             Entry::Share(grant) => LockGuard::new(grant),
         };
-        // R7: a grant is worth something only within the validity of its lease.
+        // R7: a grant is valid only within the validity of its lease.
         self.session.check()?;
         Ok(guard)
     }
 
-    async fn ask(&self, turn: Turn<Grant>, wait: Duration) -> Result<LockGuard, Error> {
+    async fn ask(&self, turn: DoorTurn<GuardedGrant>, wait: Duration) -> Result<LockGuard, Error> {
         let shared = &self.session.shared;
         let lease_id = shared.presence.lease_id;
         let request = AcquireLockRequest { lease_id, ..self.wish.request(&shared.client.owner, wait) };
@@ -159,9 +160,9 @@ impl Lock {
             Ok(_) => return Err(Error::unavailable("an answer to another question", true)),
             Err(error) => return Err(self.refused(error, &mut asked)),
         };
-        // From here on the grant is given back by its token.
+        // From here on the grant is released by its token.
         let (name, way) = (self.wish.name.clone(), self.wish.way());
-        Ok(LockGuard::new(Grant::new(self.session.clone(), name, &granted, asked.settled(), way)))
+        Ok(LockGuard::new(GuardedGrant::new(self.session.clone(), name, &granted, asked.settled(), way)))
     }
 
     fn refused(&self, error: Error, asked: &mut Asked<'_>) -> Error {
@@ -178,19 +179,19 @@ impl Lock {
     }
 }
 
-/// An acquire whose outcome is not known. If nobody waits for it any more, whatever it led to is given back;
-/// and until that is certain no other task of the session may ask for the name: the same lease would be
-/// given the same grant, and lose it by this very release.
+/// An acquire whose outcome is not known. If its caller goes away, the grant that it may have led to is
+/// released. Until that is certain, no other task of the session may ask for the name: the same lease would
+/// be given the same grant, and would lose it by this release.
 struct Asked<'a> {
     lock: &'a Lock,
-    /// Nothing once the outcome is known.
+    /// `None` once the outcome is known.
     request_id: Option<String>,
-    turn: Option<Turn<Grant>>,
+    turn: Option<DoorTurn<GuardedGrant>>,
 }
 
 impl Asked<'_> {
     /// The outcome is known.
-    fn settled(&mut self) -> Option<Turn<Grant>> {
+    fn settled(&mut self) -> Option<DoorTurn<GuardedGrant>> {
         self.request_id = None;
         self.turn.take()
     }
@@ -208,7 +209,7 @@ impl Drop for Asked<'_> {
                 request_id: random::request_id(),
                 ..ReleaseLockRequest::default()
             };
-            let turn = self.turn.take().inspect(Turn::leaving);
+            let turn = self.turn.take().inspect(DoorTurn::leaving);
             shared.client.link.tell(Call::ReleaseLock(release), turn);
         }
     }
@@ -216,15 +217,15 @@ impl Drop for Asked<'_> {
 
 /// A lock that is held.
 ///
-/// It is held until it is released, dropped, or lost: look at [`LockGuard::is_held`] before every step that
-/// matters, have the work done under [`LockGuard::run`], and send [`LockGuard::token`] along with every write,
-/// so that whatever is protected can refuse one that comes too late.
+/// It is held until it is released, dropped, or lost. Check [`LockGuard::is_held`] before every step that
+/// matters, run the work under [`LockGuard::run`], and send [`LockGuard::token`] along with every write.
+/// The protected resource can then refuse a write that comes too late.
 ///
-/// Dropping the guard releases the lock in the background, also at the end of the program: the drop of the last
-/// handle of a client waits up to 200 ms until the service has heard of it.
+/// Dropping the guard releases the lock in the background, also at the end of the program: the drop of the
+/// last handle of a client waits up to 200 ms until the service has heard of it.
 ///
-/// Guards of one session that hold one name in shared mode share one grant and its token. It is released with
-/// the last of them.
+/// Guards of one session that hold one name in shared mode share one grant and its token. The grant is
+/// released with the last of them.
 ///
 /// ```no_run
 /// # async fn example(guard: lowkey_client::LockGuard) -> Result<(), lowkey_client::Error> {
@@ -242,10 +243,10 @@ impl Drop for Asked<'_> {
 pub struct LockGuard {
     /// Dropped first (R9).
     belief: Belief,
-    grant: Arc<Grant>,
+    grant: Arc<GuardedGrant>,
 }
 
-/// What this guard's delegates go by. Ends with the guard.
+/// The signal for work under this guard. It ends with the guard.
 struct Belief(CancellationToken);
 
 impl Drop for Belief {
@@ -255,7 +256,7 @@ impl Drop for Belief {
 }
 
 impl LockGuard {
-    fn new(grant: Arc<Grant>) -> Self {
+    fn new(grant: Arc<GuardedGrant>) -> Self {
         Self { belief: Belief(grant.ended().child_token()), grant }
     }
 
@@ -264,12 +265,12 @@ impl LockGuard {
         &self.grant.name
     }
 
-    /// The fencing token: it rises with every grant, and goes along with every write that the lock protects.
+    /// The fencing token. It rises with every grant. Send it along with every write that the lock protects.
     pub fn token(&self) -> u64 {
         self.grant.token
     }
 
-    /// The same for a signed column of a database, such as `BIGINT`. The service never gives a token above
+    /// The token for a signed database column, such as `BIGINT`. The service never gives a token above
     /// `i64::MAX`, so this is the same number, and compares in the same way.
     ///
     /// ```no_run
@@ -293,37 +294,37 @@ impl LockGuard {
         self.grant.presence().lease_id
     }
 
-    /// How long it was waited for, as the service tells.
+    /// How long the lock was waited for, as the service reports it.
     pub fn waited(&self) -> Duration {
         self.grant.waited
     }
 
-    /// Whether you may act as holder now. Looks at the clock: a process that was paused for too long gets
+    /// Whether you may act as holder now. Reads the clock: a process that was paused for too long gets
     /// `false` from the first call on.
     pub fn is_held(&self) -> bool {
         self.grant.is_held()
     }
 
-    /// How long it is held for certain if no renewal is acknowledged any more.
+    /// How long the lock is held for certain if no further renewal is acknowledged.
     pub fn remaining(&self) -> Duration {
         if self.grant.ended().is_cancelled() { Duration::ZERO } else { self.grant.presence().remaining() }
     }
 
     /// Resolves when the lock is lost, with the cause. Never resolves while it is held.
     ///
-    /// The client's own thread looks at the clock, so this works without a connection, and also if the runtime
-    /// that the client was made in is gone.
+    /// The client's own thread watches the clock. So this works without a connection, and also after the
+    /// runtime that the client was made in is gone.
     pub async fn lost(&self) -> LossCause {
-        // The clock first: nobody may have noticed yet.
+        // Check the clock first: the loss may not have been noticed yet.
         if self.is_held() {
             self.grant.ended().cancelled().await;
         }
         self.grant.cause()
     }
 
-    /// A token for those who work under this guard. It is cancelled when the lock is lost, and when the guard is
-    /// released or dropped, before the service hears of that: whoever works on after it may work beside the next
-    /// holder.
+    /// A token for work under this guard. It is cancelled when the lock is lost, and when the guard is
+    /// released or dropped, before the service hears of that. Work that goes on after it may run beside the
+    /// next holder.
     ///
     /// ```no_run
     /// # async fn example(guard: lowkey_client::LockGuard) {
@@ -338,15 +339,15 @@ impl LockGuard {
         self.belief.0.child_token()
     }
 
-    /// Does the work for as long as the lock is held. If it is lost first, the work is dropped where it waits,
-    /// and is not polled once more: not even after a pause of the whole process.
+    /// Runs the work for as long as the lock is held. If the lock is lost first, the work is dropped where
+    /// it waits, and is not polled again: not even after a pause of the whole process.
     ///
-    /// The clock is asked before each step of the work, and once more at its end: `Ok` means that the lock was
-    /// held until then.
+    /// The clock is checked before each step of the work, and once more at its end. `Ok` means that the
+    /// lock was held until then.
     ///
-    /// `Err(Lost)` does *not* mean that nothing was written. The work may have written at any time before, and
-    /// work that blocks its thread goes on past the loss until it lets go. Only the token, checked by the resource
-    /// that is written to, keeps such writes out.
+    /// `Err(Lost)` does *not* mean that nothing was written. The work may have written at any time before.
+    /// Work that blocks its thread continues past the loss until it yields. Only the token, checked by the
+    /// resource that is written to, keeps such writes out.
     ///
     /// ```no_run
     /// # async fn example(guard: lowkey_client::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
@@ -363,7 +364,7 @@ impl LockGuard {
                 return Poll::Ready(Err(self.loss()));
             }
             let done = work.as_mut().poll(context);
-            // The work may have held its thread for longer than the lease lived.
+            // The work may have blocked its thread for longer than the lease lived.
             done.map(|output| if self.is_held() { Ok(output) } else { Err(self.loss()) })
         })
         .await
@@ -373,11 +374,11 @@ impl LockGuard {
         Lost { name: self.grant.name.clone(), fencing_token: self.grant.token, cause: self.grant.cause() }
     }
 
-    /// Gives it back, and waits until that is done. If no node answers in time, or nobody waits for it, it is
-    /// tried on in the background. If other guards share the grant, it is theirs from now on.
+    /// Releases the lock, and waits until that is done. If no node answers in time, or this future is
+    /// dropped, the client keeps trying in the background. If other guards share the grant, they keep it.
     ///
-    /// An error may also say that it was not held any more: then somebody else ended it, or the session is
-    /// lost, and the work since then was not protected.
+    /// An error may also say that the lock was not held any more. Then another client ended it, or the
+    /// session is lost, and the work since then was not protected.
     pub async fn release(self) -> Result<(), Error> {
         let Self { belief, grant } = self;
         // R9: belief ends first.
@@ -388,7 +389,7 @@ impl LockGuard {
         let presence = grant.presence();
         match client.link.see_through(release, client.call_timeout, turn).await {
             Ok(_) => Ok(()),
-            // Perhaps a copy of this very release was there before, or the session was closed on purpose.
+            // Perhaps a copy of this same release arrived before, or the session was closed on purpose.
             Err(error) if is_not_held(&error) && (error.may_have_been_done() || is_closed(presence)) => {
                 Ok(())
             }
@@ -405,7 +406,7 @@ fn is_closed(presence: &Presence) -> bool {
     presence.status() == SessionStatus::Lost(LossCause::Closed)
 }
 
-/// True if the lock is not, or no longer, held by whoever asked.
+/// True if the caller does not, or no longer, hold the lock.
 fn is_not_held(error: &Error) -> bool {
     matches!(
         error.reason(),

@@ -1,4 +1,4 @@
-//! The nodes of the cluster, and which of them leads: for those who run it.
+//! The nodes of the cluster and their leader: for operators.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::random;
 
 impl Client {
-    /// The nodes of the cluster, as the node that this client is connected to sees them: the leader, if that
-    /// can be reached, and only the leader knows who is behind and who answers.
+    /// The nodes of the cluster, as the node that this client is connected to sees them. That is the
+    /// leader, if it can be reached. Only the leader knows which nodes are behind and which answer.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -27,9 +27,9 @@ impl Client {
         Ok(self.status().await?.members)
     }
 
-    /// Says that a node of this name is expected, and where the other nodes will reach it (`HOST:PORT`): who
-    /// joins under the name takes the place. A node that is started with `--join` registers itself, and does
-    /// not need this. Returns the node's number.
+    /// Announces a node of this name, and where the other nodes will reach it (`HOST:PORT`). The node that
+    /// joins under this name takes the place. A node that is started with `--join` registers itself, and
+    /// does not need this. Returns the node's number.
     ///
     /// A node that never comes costs nothing: it votes only once it has caught up.
     ///
@@ -52,7 +52,7 @@ impl Client {
             request_id: random::request_id(),
             ..AddPeerRequest::default()
         };
-        // To expect a node twice is to expect it once.
+        // Idempotent: to expect a node twice is to expect it once.
         let added =
             self.inner
                 .unary(Effect::Change, &request, |mut client, request| async move {
@@ -62,14 +62,14 @@ impl Client {
         Ok(added.member_id)
     }
 
-    /// Removes a node from the cluster; it says so and ends by itself. A leader hands the lead over first.
-    /// Returns the number that the node had, which is never given again.
+    /// Removes a node from the cluster. The node says so and ends by itself. A leader hands over the lead
+    /// first. Returns the number that the node had, which is never given again.
     ///
-    /// When this returns the node is registered no longer, and leaves the quorum right after: it does when
-    /// its number is no longer among `leaving` in [`Client::status`].
+    /// When this returns the node is no longer registered. It leaves the quorum right after: it has left
+    /// when its number is no longer among `leaving` in [`Client::status`].
     ///
-    /// Fails with the reason `NODE_NOT_FOUND` if there is no such node, and with `QUORUM_AT_RISK` if of
-    /// those that would be left no majority answers.
+    /// Fails with the reason `NODE_NOT_FOUND` if there is no such node, and with `QUORUM_AT_RISK` if no
+    /// majority of the remaining nodes answers.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -85,7 +85,7 @@ impl Client {
     /// ```
     pub async fn remove_member(&self, name: impl Into<String>) -> Result<u64, Error> {
         let name = name.into();
-        // Its number goes with it, so that a repetition cannot mean a node that came later under this name.
+        // The number is sent along, so that a retry cannot mean a node that came later under this name.
         let known = self.members().await?.into_iter().find(|member| member.node_id == name);
         let member_id = known.map(|member| member.member_id).unwrap_or_default();
         let request = RemovePeerRequest { node_id: name, member_id, request_id: random::request_id() };
@@ -111,10 +111,10 @@ impl Client {
         }
     }
 
-    /// Gives the lead to a node, and returns when it leads, also if it did before.
+    /// Transfers the lead to a node, and returns when it leads, also if it already did.
     ///
-    /// Fails with the reason `NODE_NOT_FOUND` if there is no such node, and with `TRANSFER_FAILED` if it does
-    /// not vote, does not answer, or did not take over in time.
+    /// Fails with the reason `NODE_NOT_FOUND` if there is no such node, and with `TRANSFER_FAILED` if it
+    /// does not vote, does not answer, or did not take over in time.
     ///
     /// ```no_run
     /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -125,7 +125,7 @@ impl Client {
     /// ```
     pub async fn transfer_leader(&self, name: impl Into<String>) -> Result<TransferLeaderResponse, Error> {
         let request = TransferLeaderRequest { node_id: name.into(), request_id: random::request_id() };
-        // Whoever leads already is given nothing.
+        // Idempotent: a node that leads already is given nothing.
         self.inner
             .unary(Effect::Change, &request, |mut client, request| async move {
                 client.transfer_leader(request).await

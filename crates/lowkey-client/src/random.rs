@@ -1,4 +1,4 @@
-//! Chance: ids that nobody else has, and pauses that nobody else makes at the same time.
+//! Randomness: unique ids, and pauses that differ between clients.
 
 use std::time::Duration;
 
@@ -13,12 +13,18 @@ pub(crate) fn request_id() -> String {
     format!("{:032x}", u128::from_ne_bytes(random_bytes()))
 }
 
-/// A short tag that tells two processes of one name apart.
+/// A short tag that distinguishes two processes of one name.
 pub(crate) fn tag() -> String {
     format!("{:08x}", u32::from_ne_bytes(random_bytes()))
 }
 
-/// Pauses between attempts: anywhere between nothing and a bound that doubles ("full jitter").
+/// A random time between zero and this bound.
+pub(crate) fn up_to(bound: Duration) -> Duration {
+    let share = f64::from(u32::from_ne_bytes(random_bytes())) / f64::from(u32::MAX);
+    bound.mul_f64(share)
+}
+
+/// Pauses between attempts: a random time between zero and a bound that doubles ("full jitter").
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
     bound: Duration,
@@ -34,8 +40,7 @@ impl Backoff {
 
     /// The next pause.
     pub(crate) fn pause(&mut self) -> Duration {
-        let share = f64::from(u32::from_ne_bytes(random_bytes())) / f64::from(u32::MAX);
-        let pause = self.bound.mul_f64(share);
+        let pause = up_to(self.bound);
         self.bound = (self.bound * 2).min(LAST_BOUND);
         pause
     }

@@ -1,4 +1,4 @@
-//! Sessions: a client's presence, kept alive by itself.
+//! Sessions: a client's presence, renewed automatically.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ use crate::random;
 pub enum SessionStatus {
     /// All is well.
     Held,
-    /// Renewals are not being acknowledged; if that goes on, the session will be lost.
+    /// Renewals are not being acknowledged. If that goes on, the session will be lost.
     InJeopardy,
-    /// It is over: nothing that was held by it is held any more.
+    /// The session is over. Nothing that it held is held any more.
     Lost(LossCause),
 }
 
-/// Why a session is over, or a lock.
+/// Why a session or a lock was lost.
 ///
 /// ```
 /// use lowkey_client::LossCause;
@@ -49,13 +49,13 @@ pub enum SessionStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// No renewal was acknowledged in time, as counted by this client's own clock.
+    /// No renewal was acknowledged in time, by this client's own clock.
     Expired,
-    /// The service said that the lease is gone: it ran out there, or was revoked.
+    /// The service said that the lease is gone: it expired there, or was revoked.
     Gone,
     /// This client closed it.
     Closed,
-    /// Only of a lock, whose session goes on: somebody else released it.
+    /// Only for a lock whose session goes on: another client released it.
     ReleasedElsewhere,
 }
 
@@ -70,9 +70,9 @@ impl fmt::Display for LossCause {
     }
 }
 
-/// A client's presence: a lease that is renewed by itself until the session is closed or dropped.
+/// A client's presence: a lease that is renewed automatically until the session is closed or dropped.
 ///
-/// Locks and elections hang on it, and end with it. Clones share it.
+/// Locks and elections depend on it, and end with it. Clones share it.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), lowkey_client::Error> {
@@ -95,15 +95,16 @@ pub struct Session {
 pub(crate) struct Shared {
     pub(crate) client: Arc<Inner>,
     pub(crate) presence: Arc<Presence>,
-    /// Its end was told, or there is nothing to tell.
+    /// The end was told to the service, or there is nothing to tell.
     has_ended: AtomicBool,
 }
 
 impl Shared {
-    /// R9: belief ends. Gives the revocation to be sent then: nothing if the lease is gone, or was ended before.
+    /// R9: belief ends. Returns the revocation to send then: `None` if the lease is gone, or was ended
+    /// before.
     ///
-    /// Also of a session that has expired: belief is over, the service may not have noticed, and until it does the
-    /// locks are free for nobody.
+    /// An expired session is revoked too. Belief is over, but the service may not have noticed, and until
+    /// it does the locks are free for no one.
     pub(crate) fn end(&self) -> Option<Call> {
         let is_gone = self.presence.status() == SessionStatus::Lost(LossCause::Gone);
         self.presence.lose(LossCause::Closed);
@@ -131,12 +132,12 @@ impl Session {
         Duration::from_secs(self.shared.presence.ttl_seconds.unsigned_abs())
     }
 
-    /// How it stands now. Looks at the clock, so that a process that was paused knows at once.
+    /// The status now. Reads the clock, so that a process that was paused knows at once.
     pub fn status(&self) -> SessionStatus {
         self.shared.presence.status()
     }
 
-    /// How it stands, as a cell that can be watched.
+    /// The status, as a cell that can be watched.
     ///
     /// ```no_run
     /// # async fn example(session: lowkey_client::Session) {
@@ -150,7 +151,7 @@ impl Session {
         self.shared.presence.watch()
     }
 
-    /// How long it is valid if no renewal is acknowledged any more.
+    /// How long the session is valid if no further renewal is acknowledged.
     pub fn remaining(&self) -> Duration {
         self.shared.presence.remaining()
     }
@@ -166,22 +167,23 @@ impl Session {
         lost(&self.shared.presence).await
     }
 
-    /// A lock, to be acquired in one way or the other.
+    /// A lock of this session, not yet acquired.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
     }
 
-    /// An election, to stand for.
+    /// An election of this session, to stand for.
     pub fn election(&self, name: impl Into<String>) -> Election {
         Election::new(self.clone(), name.into())
     }
 
     /// Ends the session: everything that it holds is released.
     ///
-    /// Belief ends first (R9): from the moment of this call no guard of the session holds anything. If no node
-    /// answers in time, or nobody waits for it, it is tried on in the background.
+    /// Belief ends first (R9): from the moment of this call no guard of the session holds anything. If no
+    /// node answers in time, or this future is dropped, the client keeps trying in the background.
     ///
-    /// A session that has expired by this client's clock is revoked, too: the service may not have noticed yet.
+    /// A session that has expired by this client's clock is revoked too: the service may not have noticed
+    /// yet.
     pub async fn close(self) -> Result<(), Error> {
         let Some(revoke) = self.shared.end() else { return Ok(()) };
         let client = &self.shared.client;
@@ -203,14 +205,14 @@ impl Session {
 
 /// Resolves when a lease is lost, with the cause.
 pub(crate) async fn lost(presence: &Presence) -> LossCause {
-    // The clock first: nobody may have noticed yet.
+    // Check the clock first: the loss may not have been noticed yet.
     if presence.is_valid() {
         presence.lost().cancelled().await;
     }
     presence.cause()
 }
 
-/// What ends a lease that this client made.
+/// The call that ends a lease that this client made.
 pub(crate) fn revocation(lease_id: u64, owner_id: String) -> Call {
     let request_id = random::request_id();
     Call::RevokeLease(RevokeLeaseRequest { lease_id, owner_id, request_id, ..RevokeLeaseRequest::default() })

@@ -1,7 +1,9 @@
-//! Watches that go on after reconnects, and observers of elections.
+//! Watches that continue after reconnects, and observers of elections.
 //!
-//! A watch has a stream of its own on the client's connection, and not a part of the link's: a reader that is
-//! slow must not hold up renewals.
+//! A watch has a stream of its own, not a part of the link's stream: a slow reader must not hold up
+//! renewals. It does not use the link's connection either (`watch_connections.rs`). If a node refuses a
+//! watch because there are too many, the client retries for as long as a call may take, and then reports
+//! it.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,25 +17,29 @@ use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{EventType, LockHolder, ObserveEvent, ObserveRequest, WatchEvent, WatchRequest};
 use lowkey_api::{Position, Reason};
+use tokio::runtime::Handle;
 use tokio::sync::watch::Receiver;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Status, Streaming};
+use tonic::transport::Channel;
+use tonic::{Response, Status, Streaming};
 
-use crate::client::{Inner, channel, from_status};
+use crate::client::{Inner, connected, from_status};
 use crate::error::{Error, ErrorKind};
 use crate::link::LinkState;
 use crate::random::Backoff;
+use crate::watch_connections::{WatchConnections, WatchSeat};
 
-/// Nodes send a sign of life every 5 s: one that is silent for longer is not trusted.
+/// Nodes send a heartbeat every 5 s. A node that is silent for longer than this is not trusted.
 const SILENCE_MAX: Duration = Duration::from_secs(12);
-/// How long a connection may take before it is looked for anew.
+/// How long a connection may take before another is looked for. Also how long a stream may take to begin
+/// before its connection counts as full.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
 /// Events of one lock, or of many. A `Stream`; see [`crate::Client::watch`].
 ///
-/// It goes on by itself after a lost connection, at whichever node answers, where it stopped. An error ends
-/// it: `COMPACTED`, if what happened meanwhile is no longer kept, or a refusal of what was asked for.
+/// After a lost connection it continues by itself where it stopped, on any node that answers. An error ends
+/// it: `COMPACTED`, if what happened meanwhile is no longer kept, or a refusal of the request.
 ///
 /// ```no_run
 /// # async fn example(client: lowkey_client::Client) -> Result<(), lowkey_client::Error> {
@@ -53,7 +59,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 pub struct Watch {
     inner: Arc<Inner>,
     request: WatchRequest,
-    /// Under way since it was made; nothing if it begins at a position that is known.
+    /// Under way since the watch was made. `None` if it begins at a known position.
     opening: Option<Opening>,
     events: Option<BoxStream<'static, Result<WatchEvent, Error>>>,
 }
@@ -80,7 +86,7 @@ impl Watch {
         self
     }
 
-    /// Begins behind a position that was seen before.
+    /// Begins after a position that was seen before.
     #[must_use]
     pub fn after(mut self, position: Position) -> Self {
         self.opening = None;
@@ -90,30 +96,32 @@ impl Watch {
     }
 }
 
-/// A watch that is being opened, on the client's own thread: it begins although nobody reads it yet. Given up when
-/// this is dropped.
+/// A watch that is being opened, on the client's own thread. So it begins even before it is read. It is
+/// given up when this is dropped.
 struct Opening {
     opened: JoinHandle<Result<Opened, Error>>,
 }
 
 struct Opened {
     stream: Streaming<WatchEvent>,
-    /// Up to which revision it was complete when it began.
+    seat: WatchSeat,
+    /// The revision up to which it was complete when it began.
     begun_at: Option<u64>,
 }
 
 impl Opening {
     fn start(inner: &Inner, request: WatchRequest) -> Self {
-        let link = inner.link.state();
-        // What this client changes from now on, it changes after a watch that begins now has begun.
+        let way = Way::of(inner);
+        // Changes that this client makes from now on must come after the watch has begun.
         let begins_now = request.after.is_empty() && request.from == 0;
         let mut changes = begins_now.then(|| inner.link.hold_back());
+        let mut surplus = Surplus::new(inner.call_timeout);
         let opened = inner.engine.runtime().spawn(async move {
             let mut backoff = Backoff::new();
             loop {
-                let outcome = open(link.clone(), request.clone()).await;
+                let outcome = open(&way, request.clone()).await;
                 match outcome {
-                    Err(error) if !is_for_good(&error) => {
+                    Err(error) if !is_for_good(&error) && !surplus.is_for_good(&error) => {
                         tracing::debug!(%error, "a watch cannot begin yet");
                         changes = None;
                         sleep(backoff.pause()).await;
@@ -135,12 +143,69 @@ impl Drop for Opening {
     }
 }
 
-async fn open(link: Receiver<LinkState>, request: WatchRequest) -> Result<Opened, Error> {
-    let channel = channel(link, Instant::now() + CONNECT_TIME).await?;
-    let opened = LockServiceClient::new(channel).watch(request).await;
-    let response = opened.map_err(|status| from_status(&status))?;
+/// How a watch reaches a node.
+struct Way {
+    link: Receiver<LinkState>,
+    connections: WatchConnections,
+    runtime: Handle,
+}
+
+impl Way {
+    fn of(inner: &Inner) -> Self {
+        let runtime = inner.engine.runtime().clone();
+        Self { link: inner.link.state(), connections: inner.watch_connections.clone(), runtime }
+    }
+
+    /// Opens a stream to the node that the link is connected to, on a connection with room for it.
+    async fn open<S, F>(&self, ask: impl FnOnce(Channel) -> F) -> Result<(Response<S>, WatchSeat), Error>
+    where
+        F: Future<Output = Result<Response<S>, Status>>,
+    {
+        let state = connected(self.link.clone(), Instant::now() + CONNECT_TIME).await?;
+        let seat = self.connections.seat(&state.endpoint, &self.runtime)?;
+        let Ok(opened) = timeout(CONNECT_TIME, ask(seat.channel())).await else {
+            seat.is_stuck();
+            return Err(Error::unavailable("the node does not take another stream", false));
+        };
+        let response = opened.map_err(|status| from_status(&status))?;
+        // Every answer names its cluster, and a new connection may lead to another one.
+        let found = response.metadata().get("lowkey-cluster").and_then(|id| id.to_str().ok());
+        match found.filter(|found| *found != state.cluster_id) {
+            Some(found) => Err(Error::new(ErrorKind::WrongCluster {
+                endpoint: state.endpoint,
+                expected: state.cluster_id,
+                found: found.to_owned(),
+            })),
+            None => Ok((response, seat)),
+        }
+    }
+}
+
+async fn open(way: &Way, request: WatchRequest) -> Result<Opened, Error> {
+    let ask = |channel| async move { LockServiceClient::new(channel).watch(request).await };
+    let (response, seat) = way.open(ask).await?;
     let begun_at = begun_at(response.metadata());
-    Ok(Opened { begun_at, stream: response.into_inner() })
+    Ok(Opened { begun_at, stream: response.into_inner(), seat })
+}
+
+/// Since when a node refuses a stream because there are too many. That may last only a moment, while others
+/// move away. If it lasts, it is reported.
+struct Surplus {
+    patience: Duration,
+    since: Option<Instant>,
+}
+
+impl Surplus {
+    fn new(patience: Duration) -> Self {
+        Self { patience, since: None }
+    }
+
+    fn is_for_good(&mut self, error: &Error) -> bool {
+        if !matches!(error.reason(), Some(Reason::LimitStreams | Reason::LimitMemory)) {
+            return false;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed() >= self.patience
+    }
 }
 
 impl Stream for Watch {
@@ -175,10 +240,10 @@ impl fmt::Debug for Watch {
 
 struct Watching {
     inner: Arc<Inner>,
-    /// Where to go on: moved along with what was seen.
+    /// Where to continue. It moves along with what was seen.
     request: WatchRequest,
     opening: Option<Opening>,
-    stream: Option<Streaming<WatchEvent>>,
+    stream: Option<(Streaming<WatchEvent>, WatchSeat)>,
     backoff: Backoff,
     has_ended: bool,
 }
@@ -189,7 +254,8 @@ impl Watching {
             match self.advance().await {
                 Ok(Some(event)) => return Some(Ok(event)),
                 Ok(None) => {}
-                Err(error) if is_for_good(&error) => {
+                // Opening a stream already retries for as long as that makes sense.
+                Err(error) if is_for_good(&error) || self.stream.is_none() => {
                     self.has_ended = true;
                     return Some(Err(error));
                 }
@@ -203,9 +269,9 @@ impl Watching {
         None
     }
 
-    /// One step: connects, or reads one message. Signs of life are not told.
+    /// One step: connects, or reads one message. Heartbeats are not passed on.
     async fn advance(&mut self) -> Result<Option<WatchEvent>, Error> {
-        let Some(stream) = &mut self.stream else {
+        let Some((stream, _)) = &mut self.stream else {
             let opening = match &mut self.opening {
                 Some(opening) => opening,
                 none => none.insert(Opening::start(&self.inner, self.request.clone())),
@@ -219,7 +285,7 @@ impl Watching {
             {
                 self.request.after = Position::whole(revision).to_string();
             }
-            self.stream = Some(opened.stream);
+            self.stream = Some((opened.stream, opened.seat));
             return Ok(None);
         };
         let event = read(stream.message()).await?;
@@ -234,7 +300,7 @@ impl Watching {
     }
 }
 
-/// Up to which revision a stream was complete when it began.
+/// The revision up to which a stream was complete when it began.
 fn begun_at(metadata: &tonic::metadata::MetadataMap) -> Option<u64> {
     metadata.get("lowkey-revision")?.to_str().ok()?.parse().ok()
 }
@@ -249,7 +315,7 @@ async fn read<T>(message: impl Future<Output = Result<Option<T>, Status>>) -> Re
 }
 
 fn is_for_good(error: &Error) -> bool {
-    // A foreign node among the endpoints is passed over; one of the own cluster may come back.
+    // A foreign node among the endpoints is skipped. A node of our own cluster may come back.
     let is_foreign = matches!(error.kind(), ErrorKind::WrongCluster { .. });
     !(error.is_retryable() || is_foreign) || error.reason() == Some(Reason::Compacted)
 }
@@ -267,7 +333,7 @@ fn is_for_good(error: &Error) -> bool {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observation {
-    /// Who leads; nobody if it is not there.
+    /// The leader, or `None` if there is none.
     pub leader: Option<LockHolder>,
     /// The revision at which that became known.
     pub revision: u64,
@@ -299,7 +365,9 @@ pub struct Observations {
 impl Observations {
     pub(crate) fn new(inner: Arc<Inner>, election: String) -> Self {
         let observing = Observing {
-            inner,
+            way: Way::of(&inner),
+            surplus: Surplus::new(inner.call_timeout),
+            _inner: inner,
             election: election.clone(),
             stream: None,
             backoff: Backoff::new(),
@@ -329,11 +397,14 @@ impl fmt::Debug for Observations {
 }
 
 struct Observing {
-    inner: Arc<Inner>,
+    way: Way,
+    surplus: Surplus,
+    /// Keeps the client alive for as long as it is used to observe.
+    _inner: Arc<Inner>,
     election: String,
-    stream: Option<Streaming<ObserveEvent>>,
+    stream: Option<(Streaming<ObserveEvent>, WatchSeat)>,
     backoff: Backoff,
-    /// What was told last: after a reconnect the present is not told again if it has not changed.
+    /// What was told last. After a reconnect the present is not told again if it has not changed.
     last: Option<Option<LockHolder>>,
     has_ended: bool,
 }
@@ -344,8 +415,11 @@ impl Observing {
             match self.advance().await {
                 Ok(Some(observation)) => return Some(Ok(observation)),
                 Ok(None) => {}
-                // An observer needs no position: it begins anew with the present.
-                Err(error) if is_for_good(&error) && error.reason() != Some(Reason::Compacted) => {
+                // An observer needs no position: it begins again with the present.
+                Err(error)
+                    if self.surplus.is_for_good(&error)
+                        || is_for_good(&error) && error.reason() != Some(Reason::Compacted) =>
+                {
                     self.has_ended = true;
                     return Some(Err(error));
                 }
@@ -359,11 +433,12 @@ impl Observing {
     }
 
     async fn advance(&mut self) -> Result<Option<Observation>, Error> {
-        let Some(stream) = &mut self.stream else {
-            let channel = self.inner.channel(Instant::now() + CONNECT_TIME).await?;
+        let Some((stream, _)) = &mut self.stream else {
             let request = ObserveRequest { election: self.election.clone() };
-            let opened = ElectionServiceClient::new(channel).observe(request).await;
-            self.stream = Some(opened.map_err(|status| from_status(&status))?.into_inner());
+            let ask = |channel| async move { ElectionServiceClient::new(channel).observe(request).await };
+            let (response, seat) = self.way.open(ask).await?;
+            self.stream = Some((response.into_inner(), seat));
+            self.surplus.since = None;
             return Ok(None);
         };
         let event = read(stream.message()).await?;

@@ -1,4 +1,4 @@
-//! What is wanted of a lock, by whichever kind of lease: the same words for sessions and for scripts.
+//! How a lock is wanted, for any kind of lease: the same options for sessions and for scripts.
 
 use std::time::Duration;
 
@@ -8,18 +8,15 @@ use crate::door::Way;
 use crate::error::{Error, ErrorKind};
 use crate::random;
 
-/// The longest wait that the service takes in one request.
-pub(crate) const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
-
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct LockWish {
     pub(crate) name: String,
     pub(crate) mode: Mode,
     pub(crate) scope: Scope,
     pub(crate) value: String,
 }
 
-impl Wish {
+impl LockWish {
     pub(crate) fn new(name: String) -> Self {
         Self { name, mode: Mode::Exclusive, scope: Scope::Name, value: String::new() }
     }
@@ -43,12 +40,12 @@ impl Wish {
     }
 }
 
-/// True if a wait was over before its lock was granted: whoever waits for as long as it takes waits on.
+/// True if a wait ended before its lock was granted. A caller without a time limit then waits again.
 pub(crate) fn is_over<T>(wait: &Result<T, Error>) -> bool {
     wait.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::WaitTimeout(_)))
 }
 
-/// How a lock is to be held, for whatever has a [`Wish`].
+/// The methods that say how a lock is to be held, for every type that has a [`LockWish`].
 macro_rules! wish_methods {
     () => {
         /// Holds it together with others that do the same.

@@ -1,4 +1,4 @@
-//! Who may hold what beside whom.
+//! Which claims conflict.
 //!
 //! A *claim* is a hold or a wait: a lease wants, or has, a name in a mode and a scope. Two claims are
 //! rivals if they are of different leases, at least one of them is exclusive, and they cover a name in
@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::mutants;
 use crate::name::{LeaseId, LockName, Ticket};
 
 /// How a lock is held.
@@ -53,7 +52,7 @@ impl Claim {
 ///
 /// Invariants: no count is 0; `Several` has more than one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum Holds {
+pub(crate) enum HoldClaims {
     #[default]
     None,
     One {
@@ -61,16 +60,16 @@ enum Holds {
         mode: Mode,
         count: u32,
     },
-    Several(Box<Counts>),
+    Several(Box<HoldCounts>),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Counts {
+pub(crate) struct HoldCounts {
     exclusive: BTreeMap<LeaseId, u32>,
     shared: BTreeMap<LeaseId, u32>,
 }
 
-impl Counts {
+impl HoldCounts {
     fn of(&mut self, mode: Mode) -> &mut BTreeMap<LeaseId, u32> {
         match mode {
             Mode::Exclusive => &mut self.exclusive,
@@ -83,25 +82,25 @@ impl Counts {
     }
 
     /// The only one that there is.
-    fn only(&self) -> Option<Holds> {
+    fn only(&self) -> Option<HoldClaims> {
         let (of_mode, mode) = match (self.exclusive.len(), self.shared.len()) {
             (1, 0) => (&self.exclusive, Mode::Exclusive),
             (0, 1) => (&self.shared, Mode::Shared),
             _ => return None,
         };
-        of_mode.first_key_value().map(|(lease, count)| Holds::One { lease: *lease, mode, count: *count })
+        of_mode.first_key_value().map(|(lease, count)| HoldClaims::One { lease: *lease, mode, count: *count })
     }
 }
 
-impl Holds {
-    fn add(&mut self, lease: LeaseId, mode: Mode) {
+impl HoldClaims {
+    pub(crate) fn add(&mut self, lease: LeaseId, mode: Mode) {
         match self {
             Self::None => *self = Self::One { lease, mode, count: 1 },
             Self::One { lease: one, mode: its_mode, count } if (*one, *its_mode) == (lease, mode) => {
                 *count += 1;
             }
             Self::One { lease: one, mode: its_mode, count } => {
-                let mut counts = Box::<Counts>::default();
+                let mut counts = Box::<HoldCounts>::default();
                 counts.add(*one, *its_mode, *count);
                 counts.add(lease, mode, 1);
                 *self = Self::Several(counts);
@@ -111,7 +110,7 @@ impl Holds {
     }
 
     /// Takes off one that was added.
-    fn take(&mut self, lease: LeaseId, mode: Mode) {
+    pub(crate) fn take(&mut self, lease: LeaseId, mode: Mode) {
         match self {
             Self::One { lease: one, mode: its_mode, count } if (*one, *its_mode) == (lease, mode) => {
                 *count -= 1;
@@ -134,12 +133,21 @@ impl Holds {
         }
     }
 
-    fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         *self == Self::None
     }
 
+    /// How many entries there are, each with its count.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One { .. } => 1,
+            Self::Several(counts) => counts.exclusive.len() + counts.shared.len(),
+        }
+    }
+
     /// A lease whose hold conflicts with the claim.
-    fn rival(&self, claim: &Claim) -> Option<LeaseId> {
+    pub(crate) fn rival(&self, claim: &Claim) -> Option<LeaseId> {
         let other = |of_mode: &BTreeMap<LeaseId, u32>| {
             of_mode.keys().copied().find(|lease| claim.lease != Some(*lease))
         };
@@ -156,12 +164,12 @@ impl Holds {
 
 /// Waits of several leases, in the order of enqueueing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Waits {
+pub(crate) struct WaitClaims {
     exclusive: BTreeMap<Ticket, LeaseId>,
     shared: BTreeMap<Ticket, LeaseId>,
 }
 
-impl Waits {
+impl WaitClaims {
     pub(crate) fn insert(&mut self, ticket: Ticket, lease: LeaseId, mode: Mode) {
         self.of(mode).insert(ticket, lease);
     }
@@ -209,150 +217,6 @@ impl Waits {
     }
 }
 
-/// Claims by path: what is claimed as a subtree at a path, and what is claimed below it. With this, a
-/// look-up costs as much as the name is deep, however many locks there are.
-///
-/// Invariant: a path has a place exactly while something is claimed as a subtree at it, or anyhow
-/// below it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Paths {
-    places: BTreeMap<LockName, Place>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Place {
-    holds_below: Holds,
-    /// Nothing for most places.
-    rare: Option<Box<RareClaims>>,
-}
-
-/// What few places have. Invariant: something.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct RareClaims {
-    subtree_holds: Holds,
-    subtree_waits: Waits,
-    waits_below: Waits,
-}
-
-impl Place {
-    fn is_empty(&self) -> bool {
-        self.holds_below.is_none() && self.rare.is_none()
-    }
-
-    fn change_rare(&mut self, change: impl FnOnce(&mut RareClaims)) {
-        let rare = self.rare.get_or_insert_default();
-        change(rare);
-        let RareClaims { subtree_holds, subtree_waits, waits_below } = &**rare;
-        if subtree_holds.is_none() && subtree_waits.is_empty() && waits_below.is_empty() {
-            self.rare = None;
-        }
-    }
-}
-
-/// Where a rival was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a, T> {
-    /// It claims this very path as a subtree, and so covers all of the claim's name.
-    Above(&'a str, T),
-    /// It claims something below the claim's name.
-    Below(T),
-}
-
-impl Paths {
-    pub(crate) fn hold(&mut self, lock: &LockName, lease: LeaseId, mode: Mode, scope: Scope) {
-        self.change(lock, scope, |place, is_above| match is_above {
-            true => place.holds_below.add(lease, mode),
-            false => place.change_rare(|rare| rare.subtree_holds.add(lease, mode)),
-        });
-    }
-
-    pub(crate) fn free(&mut self, lock: &LockName, lease: LeaseId, mode: Mode, scope: Scope) {
-        self.change(lock, scope, |place, is_above| match is_above {
-            true => place.holds_below.take(lease, mode),
-            false => place.change_rare(|rare| rare.subtree_holds.take(lease, mode)),
-        });
-    }
-
-    pub(crate) fn wait(&mut self, lock: &LockName, lease: LeaseId, ticket: Ticket, mode: Mode, scope: Scope) {
-        self.change_waits(lock, scope, |waits| waits.insert(ticket, lease, mode));
-    }
-
-    pub(crate) fn leave(&mut self, lock: &LockName, ticket: Ticket, mode: Mode, scope: Scope) {
-        self.change_waits(lock, scope, |waits| waits.remove(ticket, mode));
-    }
-
-    fn change_waits(&mut self, lock: &LockName, scope: Scope, change: impl Fn(&mut Waits)) {
-        self.change(lock, scope, |place, is_above| {
-            place.change_rare(|rare| match is_above {
-                true => change(&mut rare.waits_below),
-                false => change(&mut rare.subtree_waits),
-            });
-        });
-    }
-
-    /// Changes every place that a claim on the lock shows up in: with `true` those above it, with
-    /// `false` its own, if it is a subtree.
-    fn change(&mut self, lock: &LockName, scope: Scope, change: impl Fn(&mut Place, bool)) {
-        if scope == Scope::Subtree {
-            self.change_place(lock.as_str(), |place| change(place, false));
-        }
-        for ancestor in lock.ancestors() {
-            self.change_place(ancestor, |place| change(place, true));
-        }
-    }
-
-    fn change_place(&mut self, path: &str, change: impl FnOnce(&mut Place)) {
-        let Some(place) = self.places.get_mut(path) else {
-            let mut place = Place::default();
-            change(&mut place);
-            self.places.insert(LockName::from_ancestor(path), place);
-            return;
-        };
-        change(place);
-        if place.is_empty() {
-            self.places.remove(path);
-        }
-    }
-
-    fn rare(&self, path: &str) -> Option<&RareClaims> {
-        self.places.get(path)?.rare.as_deref()
-    }
-
-    /// A hold at another name that is a rival of the claim.
-    pub(crate) fn rival_hold<'a>(&self, claim: &'a Claim) -> Option<Found<'a, LeaseId>> {
-        let above = claim.lock.ancestors().find_map(|path| {
-            let lease = self.rare(path)?.subtree_holds.rival(claim)?;
-            Some(Found::Above(path, lease))
-        });
-        let above = above.filter(|_| !mutants::is_active("a subtree above is not seen"));
-        above.or_else(|| {
-            if claim.scope == Scope::Name || mutants::is_active("a subtree does not see what is below") {
-                return None;
-            }
-            self.places.get(&claim.lock)?.holds_below.rival(claim).map(Found::Below)
-        })
-    }
-
-    /// A wait at another name, before that place in the order, that is a rival of the claim.
-    pub(crate) fn rival_wait<'a>(&self, claim: &'a Claim, before: Ticket) -> Option<Found<'a, Ticket>> {
-        let above = claim.lock.ancestors().find_map(|path| {
-            let ticket = self.rare(path)?.subtree_waits.rival(claim, before)?;
-            Some(Found::Above(path, ticket))
-        });
-        above.or_else(|| match claim.scope {
-            Scope::Name => None,
-            Scope::Subtree => {
-                self.rare(claim.lock.as_str())?.waits_below.rival(claim, before).map(Found::Below)
-            }
-        })
-    }
-
-    /// How many wait for this very path as a subtree.
-    pub(crate) fn subtree_waiter_count(&self, path: &str) -> usize {
-        self.rare(path).map_or(0, |rare| rare.subtree_waits.len())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,22 +226,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_claims_that_ended() {
-        let mut paths = Paths::default();
-        for (number, lock) in (1..).zip(["a", "a/b", "a/b/c", "ab"]) {
-            paths.hold(&name(lock), LeaseId(number % 2), Mode::Shared, Scope::Subtree);
-            paths.wait(&name(lock), LeaseId(1), Ticket(number), Mode::Exclusive, Scope::Subtree);
-        }
-        for (number, lock) in [2, 4, 1, 3].into_iter().zip(["a/b", "ab", "a", "a/b/c"]) {
-            paths.free(&name(lock), LeaseId(number % 2), Mode::Shared, Scope::Subtree);
-            paths.leave(&name(lock), Ticket(number), Mode::Exclusive, Scope::Subtree);
-        }
-        assert_eq!(paths, Paths::default());
-    }
-
-    #[test]
     fn holds_are_the_same_whatever_came_and_went_between() {
-        let mut holds = Holds::default();
+        let mut holds = HoldClaims::default();
         holds.add(LeaseId(2), Mode::Shared);
         let before = holds.clone();
         for (lease, mode) in [(2, Mode::Exclusive), (1, Mode::Shared), (2, Mode::Shared), (3, Mode::Shared)] {
@@ -398,7 +248,7 @@ mod tests {
 
     #[test]
     fn waits_are_in_the_order_of_their_tickets_whatever_their_mode() {
-        let mut waits = Waits::default();
+        let mut waits = WaitClaims::default();
         for (ticket, mode) in
             [(5, Mode::Shared), (3, Mode::Exclusive), (9, Mode::Exclusive), (7, Mode::Shared)]
         {

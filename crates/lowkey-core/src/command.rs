@@ -11,8 +11,8 @@ use crate::name::{
 
 /// One change of the replicated state.
 ///
-/// `since_unix_ms` is the proposer's wall clock: shown as the time since which whoever is granted a lock
-/// by the entry holds it. Nothing is decided by it.
+/// `since_unix_ms` is the proposer's wall clock: shown as the time since which a lock that the entry grants
+/// is held. Nothing is decided by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Makes a lease.
@@ -134,38 +134,74 @@ pub enum Command {
     EndQuarantine,
 }
 
-impl Command {
-    /// Puts the proposer's wall clock into it, where it has a place.
-    pub fn stamp(&mut self, unix_ms: u64) {
-        match self {
+/// Where a command has the proposer's wall clock, borrowed as the command is.
+macro_rules! since_of {
+    ($command:expr) => {
+        match $command {
             Self::RevokeLease { since_unix_ms, .. }
             | Self::Acquire { since_unix_ms, .. }
             | Self::Release { since_unix_ms, .. }
             | Self::SetValue { since_unix_ms, .. }
             | Self::CancelWait { since_unix_ms, .. }
-            | Self::Expire { since_unix_ms, .. } => *since_unix_ms = unix_ms,
+            | Self::Expire { since_unix_ms, .. } => Some(since_unix_ms),
             Self::CreateLease { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
-            | Self::EndQuarantine => {}
+            | Self::EndQuarantine => None,
+        }
+    };
+}
+
+impl Command {
+    /// Puts the proposer's wall clock into it, where it has a place.
+    pub fn stamp(&mut self, unix_ms: u64) {
+        if let Some(since_unix_ms) = since_of!(self) {
+            *since_unix_ms = unix_ms;
         }
     }
 
     /// The proposer's wall clock, where it has one.
     pub(crate) fn since_unix_ms(&self) -> u64 {
+        since_of!(self).copied().unwrap_or(0)
+    }
+
+    /// True if it asks for more than there is: what is refused first when room is short. What ends something
+    /// goes on.
+    pub fn grows(&self) -> bool {
         match self {
-            Self::RevokeLease { since_unix_ms, .. }
-            | Self::Acquire { since_unix_ms, .. }
-            | Self::Release { since_unix_ms, .. }
-            | Self::SetValue { since_unix_ms, .. }
-            | Self::CancelWait { since_unix_ms, .. }
-            | Self::Expire { since_unix_ms, .. } => *since_unix_ms,
             Self::CreateLease { .. }
+            | Self::Acquire { .. }
+            | Self::SetValue { .. }
+            | Self::AddMember { .. } => true,
+            Self::RevokeLease { .. }
+            | Self::Release { .. }
+            | Self::CancelWait { .. }
+            | Self::Expire { .. }
+            | Self::UpdateMember { .. }
+            | Self::RemoveMember { .. }
+            | Self::EndQuarantine => false,
+        }
+    }
+
+    /// The lease that this operation counts against, if that is one.
+    pub fn lease(&self) -> Option<LeaseId> {
+        match self {
+            Self::RevokeLease { lease, .. } | Self::SetValue { lease, .. } => Some(*lease),
+            Self::Acquire { with, .. } => with.lease(),
+            Self::Release { grant, .. } => match grant {
+                GrantRef::Lease(lease)
+                | GrantRef::Request(_, Requester::Lease(lease))
+                | GrantRef::GivenUp(_, Requester::Lease(lease)) => Some(*lease),
+                GrantRef::Request(_, Requester::Owner(_)) | GrantRef::GivenUp(_, Requester::Owner(_)) => None,
+            },
+            Self::CreateLease { .. }
+            | Self::CancelWait { .. }
+            | Self::Expire { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
-            | Self::EndQuarantine => 0,
+            | Self::EndQuarantine => None,
         }
     }
 
@@ -219,13 +255,13 @@ impl AcquireWith {
 /// How a release names the grant that it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrantRef {
-    /// Whatever this lease holds under that name.
+    /// What this lease holds under that name.
     Lease(LeaseId),
     /// What the acquire with this request id was granted; for callers that never saw its reply. What nodes
     /// before command set 5 proposed: an acquire that comes later is granted all the same.
     Request(RequestId, Requester),
-    /// The same, and it is final (R10): an acquire with this id that comes later is refused, by whatever way it
-    /// comes and whatever it asks for, as long as the id is remembered.
+    /// The same, and it is final (R10): an acquire with this id that comes later is refused, on any path and
+    /// for any lock, as long as the id is remembered.
     GivenUp(RequestId, Requester),
 }
 
@@ -319,7 +355,7 @@ pub enum Reply {
     QuarantineEnded,
 }
 
-/// Why a command did nothing. The same command in the same state is always refused alike.
+/// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// There is no such lease, or no longer.
@@ -332,7 +368,7 @@ pub enum Refusal {
         /// The lock that was named.
         lock: LockName,
     },
-    /// Another lease holds the lock, or will before whoever asks.
+    /// Another lease holds the lock, or waits for it in front of the caller.
     LockHeld {
         /// The lock that was asked for.
         lock: LockName,
@@ -401,8 +437,8 @@ pub enum Refusal {
         /// Its name.
         name: NodeName,
     },
-    /// The cluster began anew after it lost its quorum, and grants nothing until whoever held something
-    /// before has stopped believing that it does.
+    /// The cluster was recovered after it lost its quorum. It grants nothing until the holders of before have
+    /// stopped believing that they hold something.
     Quarantine,
 }
 
@@ -537,7 +573,7 @@ pub enum WaitEnd {
     Cancelled {
         /// The lock that it waited for.
         lock: LockName,
-        /// Who was in the way; nobody if whoever was ended in the same entry.
+        /// The holder that was in the way; none if it ended in the same entry.
         in_the_way: Option<InTheWay>,
     },
     /// A release named its request.

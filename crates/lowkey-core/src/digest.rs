@@ -24,18 +24,18 @@ pub const DIGEST_VERSION: u32 = 1;
 pub(crate) struct Digest(u64);
 
 impl Digest {
-    pub(crate) fn add(&mut self, part: Part<'_>) {
+    pub(crate) fn add(&mut self, part: DigestPart<'_>) {
         self.0 = self.0.wrapping_add(part.hash());
     }
 
-    pub(crate) fn take(&mut self, part: Part<'_>) {
+    pub(crate) fn take(&mut self, part: DigestPart<'_>) {
         self.0 = self.0.wrapping_sub(part.hash());
     }
 }
 
 /// Something that the state holds.
 #[derive(Clone, Copy)]
-pub(crate) enum Part<'a> {
+pub(crate) enum DigestPart<'a> {
     /// With the requests that it remembers. Its locks and waits are parts of their own.
     Lease(LeaseId, &'a Lease),
     Grant(&'a LockName, &'a Grant),
@@ -45,7 +45,7 @@ pub(crate) enum Part<'a> {
     Request(Option<&'a OwnerId>, &'a RequestId, &'a Remembered),
 }
 
-impl Part<'_> {
+impl DigestPart<'_> {
     fn hash(self) -> u64 {
         let mut mix = Mix::new();
         match self {
@@ -165,7 +165,7 @@ mod tests {
         mix.finish()
     }
 
-    /// Replicas of different builds must agree: whoever changes the function raises its version.
+    /// Replicas of different builds must agree: a change of the function needs a new version.
     #[test]
     fn the_function_is_fixed() {
         assert_eq!(DIGEST_VERSION, 1);

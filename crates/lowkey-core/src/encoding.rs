@@ -1,8 +1,8 @@
 //! The bytes of commands: versioned protobuf, one message a log entry.
 //!
-//! The structs here are the format and nothing else; they never leave this file. They read it; it is written straight
-//! from the commands. Numbers are never reused. Decoding trusts nothing: whatever is not exactly a command
-//! of a known kind is an error, and the caller must stop rather than skip it, or replicas would drift apart.
+//! The structs here are the format and nothing else; they never leave this file. They are for reading; commands are written
+//! straight from their fields (`fields.rs`). Numbers are never reused. Decoding trusts nothing: bytes that are not exactly
+//! a command of a known kind are an error, and the caller must stop rather than skip it, or replicas would diverge.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use prost::Message as _;
 
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
-use crate::fields::{Fields, Fnv, Part, Same, Sink};
+use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
 use crate::name::{
     Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl,
     Value,
@@ -410,7 +410,7 @@ impl<'a> Content<'a> {
     }
 }
 
-impl<'a> Part for Content<'a> {
+impl<'a> MessagePart for Content<'a> {
     // Field by field what the structs above say, which read it.
     fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
         let since = |since_unix_ms: &u64| if self.as_asked_first { 0 } else { *since_unix_ms };
@@ -500,7 +500,7 @@ impl<'a> Part for Content<'a> {
     }
 }
 
-impl Part for NodeInfo {
+impl MessagePart for NodeInfo {
     fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
         let Self { name, identity, raft_address, grpc_address, http_address, command_version } = self;
         fields.text(1, name.as_str());

@@ -1,6 +1,6 @@
-//! Protobuf, written field by field: into memory, into a hash, or against bytes that are there already.
+//! Protobuf, written field by field: into memory, into a hash, or compared with bytes that exist already.
 //!
-//! Every replica does all three for every entry. Written from where they stand, the parts of a command need no copies.
+//! Every replica does all three for every entry. Writing straight from the command's fields needs no copies.
 
 /// Where bytes go.
 pub(crate) trait Sink {
@@ -69,7 +69,7 @@ impl Sink for Same<'_> {
 }
 
 /// What is written as a message.
-pub(crate) trait Part {
+pub(crate) trait MessagePart {
     /// Writes its fields, in the order of their numbers.
     fn write<S: Sink>(&self, fields: &mut Fields<'_, S>);
 
@@ -112,7 +112,7 @@ impl<S: Sink> Fields<'_, S> {
     }
 
     /// A message within, which is not left out.
-    pub(crate) fn message(&mut self, number: u32, value: &impl Part) {
+    pub(crate) fn message(&mut self, number: u32, value: &impl MessagePart) {
         self.head(number, value.len());
         value.write(self);
     }

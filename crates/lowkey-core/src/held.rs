@@ -9,13 +9,13 @@ use crate::name::{Holds, LockName, Token};
 
 /// What a lease holds: the names, in their order, and the digest of their tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldLocks {
     names: Names,
     /// Of exactly the grants of `names`: what a client's own belief is compared with.
     holds: Holds,
 }
 
-impl Held {
+impl HeldLocks {
     /// False if it was there already.
     pub(crate) fn insert(&mut self, lock: LockName, token: Token) -> bool {
         let is_new = self.names.insert(lock);
@@ -156,14 +156,14 @@ mod tests {
         LockName::parse(text).expect("a good name")
     }
 
-    fn below<'a>(held: &'a Held, lock: &str) -> Vec<&'a str> {
+    fn below<'a>(held: &'a HeldLocks, lock: &str) -> Vec<&'a str> {
         held.below(&name(lock)).map(LockName::as_str).collect()
     }
 
     #[test]
     fn what_was_taken_and_given_back_leaves_nothing_however_many_there_were() {
         let names = ["a/c", "a", "b", "a/b"].map(name);
-        let mut held = Held::default();
+        let mut held = HeldLocks::default();
         for (count, lock) in (1..).zip(&names) {
             assert!(
                 held.insert(lock.clone(), Token(count as u64))
@@ -180,12 +180,12 @@ mod tests {
             held.remove(lock, Token(token));
             assert_eq!((held.len(), held.contains(lock)), (left, false));
         }
-        assert_eq!(held, Held::default());
+        assert_eq!(held, HeldLocks::default());
     }
 
     #[test]
     fn one_lock_is_below_what_is_above_it_and_nothing_else() {
-        let mut held = Held::default();
+        let mut held = HeldLocks::default();
         held.insert(name("a/b"), Token(1));
         assert_eq!(
             (below(&held, "a"), below(&held, "a/b"), below(&held, "b")),

@@ -1,11 +1,15 @@
 //! The pure state machine of lowkey: leases, locks, queues and fencing tokens.
 //!
-//! [`State::apply`] takes one committed [`Command`] and gives the answer and what changed. It is the
-//! same function on every replica and on every replay, so everything in this crate is a value and a
-//! function of values.
+//! [`State::apply`] takes one committed [`Command`] and returns the answer and what changed. It is the
+//! same function on every replica and on every replay (deterministic), so everything in this crate is a
+//! value and a function of values.
 //!
 //! Deliberately absent: clocks (R5), randomness, I/O, async, threads, and any collection whose order
 //! of iteration is not defined. `clippy.toml` beside the manifest keeps it so.
+//!
+//! Where to look: `state.rs` for what commands do, `command.rs` for which there are, `name.rs` for domain
+//! types, `limits.rs` for every limit, `recent.rs` for idempotency. `docs/internals/time.md` has rules R1 to
+//! R10, `docs/internals/waiting.md` how queues work.
 
 mod claim;
 mod command;
@@ -15,8 +19,8 @@ mod fields;
 mod held;
 mod holders;
 pub mod limits;
-pub mod mutants;
 mod name;
+mod paths;
 mod recent;
 mod snapshot;
 mod state;
@@ -29,6 +33,8 @@ pub use command::{
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
 pub use holders::Grant;
+pub use lowkey_mutants as mutants;
+pub use lowkey_record::GroupId;
 pub use name::{
     ClusterId, Holds, Invalid, LeaseId, LockName, MemberId, NamePrefix, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value, WaitTime,

@@ -1,10 +1,14 @@
 //! Every limit of the service, in one file.
 //!
 //! The edge refuses what is beyond them, so that inside a value of the right type is a value within
-//! its limit. Changing one of these changes what replicas decide: treat it as a change of format.
+//! its limit. Changing one of these changes what replicas decide, unless it says otherwise: treat it as
+//! a change of format.
 
 /// Longest lock name, in bytes of UTF-8.
 pub const LOCK_NAME_BYTES_MAX: usize = 512;
+/// Most segments of a name that somebody asks to lock. Only the edge knows this limit: names with more
+/// may stand in older logs and snapshots, and are applied, read and released like any other.
+pub const LOCK_NAME_SEGMENTS_MAX: usize = 32;
 /// Longest owner id, in bytes of UTF-8.
 pub const OWNER_ID_BYTES_MAX: usize = 256;
 /// Longest request id, in bytes of UTF-8.
@@ -21,6 +25,8 @@ pub const VALUE_BYTES_MAX: usize = 4096;
 pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 /// Longest node name, in bytes of UTF-8.
 pub const NODE_NAME_BYTES_MAX: usize = 128;
+/// Nodes that one cluster may have, those that are only expected included: each costs every other one a connection.
+pub const MEMBERS_MAX: usize = 15;
 /// Longest `host:port` that a node may advertise, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Waiters that one lock may have at a time.
@@ -30,7 +36,7 @@ pub const WAITS_PER_CANCEL_MAX: usize = 4096;
 /// Locks that one lease may hold or wait for at a time.
 pub const LOCKS_PER_LEASE_MAX: usize = 10_000;
 /// Operations of one lease that may be under way at a time. Half of [`REQUESTS_PER_LEASE_KEPT`], so
-/// that whatever may still be retried is still remembered.
+/// that what may still be retried is still remembered.
 pub const IN_FLIGHT_PER_LEASE_MAX: usize = 128;
 /// Request ids that each lease remembers, with their replies.
 pub const REQUESTS_PER_LEASE_KEPT: usize = 256;

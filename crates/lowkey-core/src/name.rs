@@ -10,8 +10,8 @@ use std::sync::Arc;
 pub use lowkey_token::{Holds, Token};
 
 use crate::limits::{
-    LOCK_NAME_BYTES_MAX, NODE_NAME_BYTES_MAX, OWNER_ID_BYTES_MAX, REQUEST_ID_BYTES_MAX, TTL_SECONDS_MAX,
-    TTL_SECONDS_MIN, VALUE_BYTES_MAX, WAIT_MS_MAX,
+    LOCK_NAME_BYTES_MAX, LOCK_NAME_SEGMENTS_MAX, NODE_NAME_BYTES_MAX, OWNER_ID_BYTES_MAX,
+    REQUEST_ID_BYTES_MAX, TTL_SECONDS_MAX, TTL_SECONDS_MIN, VALUE_BYTES_MAX, WAIT_MS_MAX,
 };
 use crate::mutants;
 
@@ -88,25 +88,55 @@ macro_rules! text_type {
 
 text_type! {
     /// The name of a lock: 1–512 bytes of UTF-8, `/` between segments, no empty, `.` or `..`
-    /// segment, no control characters. One leading `/` is part of the name.
+    /// segment, no control characters. One leading `/` is part of the name. Names that are newly locked
+    /// have at most 32 segments.
     LockName
 }
 
 impl LockName {
+    const FIELD: &str = "lock_name";
+
     /// Parses a name, or says what is allowed.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
-        const FIELD: &str = "lock_name";
-        check_text(FIELD, text, LOCK_NAME_BYTES_MAX)?;
-        let segments = text.strip_prefix('/').unwrap_or(text);
-        segments.split('/').try_for_each(|segment| check_segment(FIELD, segment))?;
+        check_text(Self::FIELD, text, LOCK_NAME_BYTES_MAX)?;
+        segments(text).try_for_each(|segment| check_segment(Self::FIELD, segment))?;
         Ok(Self(text.into()))
+    }
+
+    /// Parses a name that somebody asks to lock. It may not be as deep as names once could be.
+    pub fn parse_wanted(text: &str) -> Result<Self, Invalid> {
+        let name = Self::parse(text)?;
+        match segments(text).count() {
+            ..=LOCK_NAME_SEGMENTS_MAX => Ok(name),
+            count => {
+                let problem = format!("must have at most {LOCK_NAME_SEGMENTS_MAX} segments, and has {count}");
+                Err(Invalid::new(Self::FIELD, problem))
+            }
+        }
     }
 
     /// The names above this one, from the top down: `a` and `a/b` for `a/b/c`. A leading `/` is part of
     /// the first.
     pub fn ancestors(&self) -> impl Iterator<Item = &str> {
-        let is_end = |end: char| end == '/' || mutants::is_active("a prefix counts as a parent");
-        self.0.match_indices(is_end).filter(|(at, _)| *at > 0).map(|(at, _)| &self.0[..at])
+        let ends = std::iter::successors(Some(self.segment_end(0)), |end| Some(self.segment_end(*end)));
+        ends.take_while(|end| *end < self.0.len()).map(|end| &self.0[..end])
+    }
+
+    /// Where the segment ends that begins here: at 0, or at the `/` behind the one before it.
+    pub(crate) fn segment_end(&self, start: usize) -> usize {
+        (start + 1..self.0.len()).find(|at| self.is_segment_end(*at)).unwrap_or(self.0.len())
+    }
+
+    /// Where the name right above this one ends; 0 if there is none.
+    pub(crate) fn parent_end(&self) -> usize {
+        (1..self.0.len()).rev().find(|at| self.is_segment_end(*at)).unwrap_or(0)
+    }
+
+    /// True for the end of each name above this one, and for its own.
+    pub(crate) fn is_segment_end(&self, at: usize) -> bool {
+        at == self.0.len()
+            || self.0.as_bytes()[at] == b'/'
+            || mutants::A_PREFIX_COUNTS_AS_A_PARENT.is_active() && self.0.is_char_boundary(at)
     }
 
     /// A name that [`LockName::ancestors`] gave: what is above a name is one.
@@ -119,6 +149,11 @@ impl LockName {
         // '0' comes right after '/'.
         (format!("{}/", self.0), format!("{}0", self.0))
     }
+}
+
+/// The parts of a name between its `/`; a leading one is part of the first.
+fn segments(text: &str) -> impl Iterator<Item = &str> {
+    text.strip_prefix('/').unwrap_or(text).split('/')
 }
 
 fn check_segment(field: &'static str, segment: &str) -> Result<(), Invalid> {
@@ -141,7 +176,7 @@ impl NamePrefix {
         if !text.is_empty() {
             check_text(FIELD, text, LOCK_NAME_BYTES_MAX)?;
         }
-        let mut segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
+        let mut segments: Vec<&str> = segments(text).collect();
         // The last segment may go on.
         segments.pop();
         segments.into_iter().try_for_each(|segment| check_segment(FIELD, segment))?;
@@ -366,6 +401,17 @@ mod tests {
         for bad in ["/", "//a", "a/", "a//b", ".", "a/./b", "..", "a/..", "a\nb", "a\u{7f}b"] {
             assert!(LockName::parse(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_name_that_is_asked_for_may_have_32_segments_and_any_other_more() {
+        let deep = |segments: usize| vec!["a"; segments].join("/");
+        assert!(LockName::parse_wanted(&deep(32)).is_ok());
+        assert!(LockName::parse_wanted(&format!("/{}", deep(32))).is_ok());
+        let refused = LockName::parse_wanted(&deep(33)).unwrap_err();
+        assert_eq!(refused.to_string(), "lock_name: must have at most 32 segments, and has 33");
+        assert!(LockName::parse(&deep(256)).is_ok());
+        assert!(LockName::parse_wanted("a//b").is_err());
     }
 
     #[test]

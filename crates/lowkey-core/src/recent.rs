@@ -1,4 +1,4 @@
-//! Requests that had their effect, remembered with their replies, so that asking again has none.
+//! Idempotency: requests that had their effect are remembered with their replies, so that a repetition has none.
 //!
 //! A table forgets its oldest request when it is full. Refusals are not kept: a refusal changed
 //! nothing, so asking again may well be answered differently, and no harm is done.
@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
 use crate::command::Reply;
-use crate::digest::{Digest, Part};
+use crate::digest::{Digest, DigestPart};
 use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::name::{OwnerId, RequestId};
 
-use self::index::{Index, Table, Tree};
+use self::index::{Index, SlotTable, Tree};
 
-/// So many are looked through, one by one. Most leases remember fewer, there are many leases, and the smallest index has
+/// Up to this many are searched one by one. Most leases remember fewer, there are many leases, and the smallest index has
 /// 32 slots.
 const FEW: usize = 8;
 
@@ -34,7 +34,7 @@ pub(crate) struct Recent<K: Key> {
     digest: Digest,
 }
 
-/// May differ from build to build: what is found depends on it in no way, only how soon.
+/// May differ from build to build: it changes how soon something is found, never what.
 fn hash_of(key: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
@@ -49,15 +49,15 @@ pub(crate) trait Key: Eq + Hash + Clone {
     /// How they are found.
     type Index: Index;
 
-    fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a>;
+    fn part<'a>(&'a self, remembered: &'a Remembered) -> DigestPart<'a>;
 }
 
 impl Key for RequestId {
     const KEPT_MAX: usize = REQUESTS_PER_LEASE_KEPT;
-    type Index = Table;
+    type Index = SlotTable;
 
-    fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a> {
-        Part::Request(None, self, remembered)
+    fn part<'a>(&'a self, remembered: &'a Remembered) -> DigestPart<'a> {
+        DigestPart::Request(None, self, remembered)
     }
 }
 
@@ -65,8 +65,8 @@ impl Key for (OwnerId, RequestId) {
     const KEPT_MAX: usize = LEASE_REQUESTS_KEPT;
     type Index = Tree;
 
-    fn part<'a>(&'a self, remembered: &'a Remembered) -> Part<'a> {
-        Part::Request(Some(&self.0), &self.1, remembered)
+    fn part<'a>(&'a self, remembered: &'a Remembered) -> DigestPart<'a> {
+        DigestPart::Request(Some(&self.0), &self.1, remembered)
     }
 }
 
@@ -150,7 +150,7 @@ impl<K: Key> Recent<K> {
         }
     }
 
-    /// Of all that are remembered, in whatever order.
+    /// Of all that are remembered, in no particular order.
     pub(crate) fn digest(&self) -> Digest {
         self.digest
     }

@@ -274,7 +274,7 @@ impl State {
         let requests = self
             .lease_requests
             .iter()
-            .filter(|_| !mutants::is_active("snapshot without requests that made leases"))
+            .filter(|_| !mutants::SNAPSHOT_WITHOUT_REQUESTS_THAT_MADE_LEASES.is_active())
             .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered));
         write_parts(&mut bytes, LEASE_REQUESTS, requests);
         write_parts(&mut bytes, WAITS, self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)));
@@ -305,7 +305,7 @@ impl State {
         if tokens.len() != state.grants().count() {
             return malformed("two grants have the same token");
         }
-        if mutants::is_active("snapshot without the counter") {
+        if mutants::SNAPSHOT_WITHOUT_THE_COUNTER.is_active() {
             state.last_token = tokens.last().copied().unwrap_or(Token(0));
         }
         read_parts(bytes, MEMBERS, |member| state.restore_member(member))?;
@@ -411,7 +411,7 @@ impl State {
         // As in the lease's memory of requests: one text, kept once.
         let request = RequestId::parse(&proto.request)?;
         let request = lease.requests.known(&request).cloned().unwrap_or(request);
-        let value = match mutants::is_active("snapshot without values") {
+        let value = match mutants::SNAPSHOT_WITHOUT_VALUES.is_active() {
             false => Value::parse(&proto.value)?,
             true => Value::default(),
         };
@@ -440,9 +440,6 @@ impl State {
     }
 
     fn restore_wait(&mut self, proto: WaitProto) -> Result<(), SnapshotError> {
-        if mutants::is_active("snapshot without waits") {
-            return Ok(());
-        }
         let ticket = Ticket(proto.ticket);
         if ticket.0 == 0 || ticket.0 > self.revision || self.waits.contains_key(&ticket) {
             return malformed(format!("place {ticket} is there twice, or is yet to come"));
@@ -483,7 +480,9 @@ impl State {
                 "lease {lease_id} waits for {lock} otherwise than it has or awaits it"
             ));
         }
-        self.enqueue(ticket, wait, &mut Vec::new());
+        if !mutants::SNAPSHOT_WITHOUT_WAITS.is_active() {
+            self.enqueue(ticket, wait, &mut Vec::new());
+        }
         Ok(())
     }
 
@@ -491,7 +490,7 @@ impl State {
     /// for nothing.
     fn check_queues(&self) -> Result<(), SnapshotError> {
         if let Some((id, _)) = self.leases().find(|(_, lease)| lease.is_waiting && lease.waits.is_none())
-            && !mutants::is_active("snapshot without waits")
+            && !mutants::SNAPSHOT_WITHOUT_WAITS.is_active()
         {
             return malformed(format!("lease {id} waits for nothing"));
         }
@@ -524,7 +523,7 @@ fn lease_proto(id: LeaseId, lease: &Lease) -> LeaseProto {
         requests: lease
             .requests
             .iter()
-            .filter(|_| !mutants::is_active("snapshot without the requests of leases"))
+            .filter(|_| !mutants::SNAPSHOT_WITHOUT_THE_REQUESTS_OF_LEASES.is_active())
             .map(|(request, remembered)| request_proto(None, request, remembered))
             .collect(),
         is_waiting: lease.is_waiting,

@@ -10,12 +10,13 @@
 //! - `check.rs`: what is refused, and what is known already
 //! - `parts.rs`: how leases, grants, waits and members come, change and go, with the digest of them all
 //! - `effects.rs`: what commands do
-//! - `beginning.rs`: how a cluster goes on that lost its quorum for good
-//! - `waiting.rs`: who is in whose way, queues, and how a freed lock is handed over
+//! - `beginning.rs`: the first state of a cluster that is recovered after it lost its quorum for good
+//! - `waiting.rs`: conflicts, queues, and how a freed lock is handed over
 
 mod beginning;
 mod check;
 mod effects;
+mod mutated;
 mod parts;
 mod read;
 mod waiting;
@@ -23,12 +24,13 @@ mod waiting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::claim::{Claim, Mode, Paths, Scope, Waits};
+use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
-use crate::held::Held;
+use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
+use crate::paths::Paths;
 use crate::recent::Recent;
 
 pub use self::beginning::{CountersSpent, NewBeginning};
@@ -38,7 +40,7 @@ pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 ///
 /// Invariants:
 /// - A lock is in `locks` exactly while it is held or waited for, by leases in `leases` that list it.
-/// - Whoever waits has a rival: a holder, or an earlier waiter. Nobody waits for nothing.
+/// - A waiter has a rival: a holder, or an earlier waiter. Nobody waits for nothing.
 /// - No two holders are rivals.
 /// - A lease has, or awaits, a name in one mode and scope only.
 /// - The request of a wait is remembered nowhere yet.
@@ -56,7 +58,7 @@ pub struct State {
     pub(crate) last_member: MemberId, // >= every member ever registered
     // Boxed, both: a tree is little more than half full where keys rise, and an empty place should not cost much.
     pub(crate) leases: BTreeMap<LeaseId, Box<Lease>>,
-    pub(crate) locks: BTreeMap<LockName, Box<Lock>>,
+    pub(crate) locks: BTreeMap<LockName, Box<LockState>>,
     /// Every wait, first come first.
     pub(crate) waits: BTreeMap<Ticket, Wait>,
     /// Waits whose requests make their own lease, by request: they are the owner's, not a lease's.
@@ -65,7 +67,7 @@ pub struct State {
     pub(crate) queued: BTreeSet<LockName>,
     /// All holds and waits, by path.
     pub(crate) paths: Paths,
-    // Shared with whoever is told of them, which happens all the time; they hardly ever change.
+    // Shared: members are told in many places all the time, and hardly ever change.
     pub(crate) members: BTreeMap<MemberId, Arc<NodeInfo>>,
     /// Requests that made or ended a lease, or released what they know by its owner alone, and so cannot be
     /// remembered by one.
@@ -84,7 +86,7 @@ pub struct Lease {
     pub ttl: Ttl,
     /// R7: made by a wait that is not granted yet; its time has not begun.
     pub is_waiting: bool,
-    pub(crate) held: Held,
+    pub(crate) held: HeldLocks,
     /// Nothing for most leases.
     pub(crate) waits: Option<Box<LeaseWaits>>,
     pub(crate) requests: Recent<RequestId>,
@@ -105,7 +107,7 @@ impl Lease {
             owner,
             ttl,
             is_waiting: false,
-            held: Held::default(),
+            held: HeldLocks::default(),
             waits: None,
             requests: Recent::default(),
         }
@@ -132,10 +134,10 @@ impl Lease {
 
 /// A name that is held or waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Lock {
+pub(crate) struct LockState {
     pub(crate) holders: Holders,
     /// Nothing for most locks.
-    pub(crate) queue: Option<Box<Waits>>,
+    pub(crate) queue: Option<Box<WaitClaims>>,
 }
 
 /// A place in a lock's queue.

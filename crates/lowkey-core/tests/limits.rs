@@ -1,6 +1,8 @@
 //! Limits that are too high for a script.
 
-use lowkey_core::limits::{LEASE_REQUESTS_KEPT, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
+use lowkey_core::limits::{
+    LEASE_REQUESTS_KEPT, LOCK_NAME_SEGMENTS_MAX, LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX,
+};
 use lowkey_core::{
     AcquireWith, Applied, ClusterId, Command, GrantRef, LeaseId, LockName, Mode, OwnerId, Refusal, Reply,
     RequestId, Scope, State, Token, Ttl, Value,
@@ -209,4 +211,23 @@ fn ten_thousand_wait_for_a_lock_and_no_more() {
         assert_eq!(fed.0.lock(&lock, 1).holders[0].lease, LeaseId(lease));
         assert!(fed.apply(&release("a", LeaseId(lease), "release")).reply.is_ok());
     }
+}
+
+/// The edge refuses new ones. Those in logs and snapshots of before go on.
+#[test]
+fn a_name_deeper_than_new_ones_may_be_is_decoded_applied_read_and_released() {
+    let deep = vec!["a"; LOCK_NAME_SEGMENTS_MAX + 1].join("/");
+    LockName::parse_wanted(&deep).expect_err("too deep to be asked for");
+    let mut fed = Fed::new();
+    fed.apply(&create_lease("alice", "lease"));
+    let entry = acquire(&deep, AcquireWith::Lease(LeaseId(1)), "acquire").encode();
+    let command = Command::decode(&entry).expect("an entry of before");
+    assert!(matches!(fed.apply(&command).reply, Ok(Reply::Granted { .. })));
+
+    let mut restored = Fed(State::decode_snapshot(&fed.0.encode_snapshot()).expect("a snapshot of before"));
+    assert_eq!(restored.0, fed.0);
+    let name = LockName::parse(&deep).expect("a lock name");
+    assert_eq!(restored.0.lock(&name, 10).holders.len(), 1);
+    let release = Command::decode(&release(&deep, LeaseId(1), "release").encode()).expect("an entry");
+    assert_eq!(restored.apply(&release).reply, Ok(Reply::Released));
 }

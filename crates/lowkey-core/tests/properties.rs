@@ -1,4 +1,4 @@
-//! What must hold for every history (design, section 8), tried on random ones.
+//! What must hold for every history (`docs/internals/invariants.md`), tried on random ones.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

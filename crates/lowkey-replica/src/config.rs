@@ -1,15 +1,15 @@
 //! What a replica is told once.
 
-use lowkey_core::{COMMAND_VERSION, MemberId};
+use lowkey_core::{COMMAND_VERSION, GroupId, MemberId};
 
-use crate::quarantine::QUARANTINE_NANOS;
+use crate::lead::QUARANTINE_NANOS;
 use crate::time::MILLISECOND;
 
 /// What a replica is told once, when it is made.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The group's id, on every message.
-    pub group: u32,
+    pub group: GroupId,
     /// This node's id in the group.
     pub member: MemberId,
     /// Where all randomness comes from.
@@ -48,7 +48,7 @@ pub struct Config {
 
 impl Config {
     /// The usual settings of a node.
-    pub fn new(group: u32, member: MemberId, seed: u64) -> Self {
+    pub fn new(group: GroupId, member: MemberId, seed: u64) -> Self {
         Self {
             group,
             member,

@@ -1,7 +1,7 @@
 //! Do all replicas have the same state? The guard against their drifting apart.
 //!
 //! Every thousand entries, or every second in which there are any, the leader marks an entry as a
-//! *checkpoint*: whoever applies it takes the digest of its state right then, and tells the others. The mark
+//! *checkpoint*: each replica that applies it takes the digest of its state right then, and tells the others. The mark
 //! rides on an ordinary entry, and costs none. It also carries the leader's digest of the checkpoint before, so
 //! that the log itself bears witness, also to a replica that hears nobody.
 //!
@@ -13,8 +13,8 @@
 //! - A majority of the voters has its digest: all is well.
 //! - A majority has another: this replica is the one that is wrong. It stops serving at once; a leader hands
 //!   over; then it asks the leader for a snapshot, and begins anew from that.
-//! - Digests differ, and none has a majority for half a second: nobody can tell who is right. Whoever sees that
-//!   stops serving, until a majority for its digest is found.
+//! - Digests differ, and none has a majority for half a second: nobody can tell who is right. A replica that
+//!   sees this stops serving, until a majority for its digest is found.
 //!
 //! A digest that is missing where it should be known counts as another one. What lies below the snapshot that
 //! a replica began from it cannot know, and need not.
@@ -22,20 +22,19 @@
 //! What *stops serving* means: nothing is answered, neither reads nor what was proposed; leases are not timed;
 //! watches end. The log goes on: what is in it is agreed upon by other means, and the entries and votes of
 //! this replica count as before.
+//!
+//! Here is what is known and how it is judged; `replica/guarding.rs` takes the digests and acts on the verdict.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use lowkey_core::{MemberId, mutants};
-use raft::eraftpb::ConfState;
-use raft::{INVALID_INDEX, StateRole};
+use raft::{INVALID_INDEX, RawNode};
 
-use crate::mix::mix;
-use crate::replica::Replica;
+use crate::log::LogStore;
 use crate::time::{MILLISECOND, Nanos};
-use crate::wire::{self, Mark};
 
 /// The first command version whose nodes know of checkpoints: others are told nothing.
-const GUARD_VERSION: u32 = 4;
+pub(crate) const GUARD_VERSION: u32 = 4;
 /// How long digests may differ without a majority for one of them.
 const DOUBT_NANOS: u64 = 500 * MILLISECOND;
 /// Between two questions to voters that have not said what their state comes to.
@@ -87,7 +86,7 @@ pub enum Divergence {
 pub(crate) struct Guard {
     /// This replica's digests at the last checkpoints.
     own: VecDeque<(u64, u64)>,
-    /// The last of them that an entry was marked for: whoever replays the log takes it again.
+    /// The last of them that an entry was marked for: a replay of the log takes it again.
     last_marked: Option<(u64, u64)>,
     /// What others said.
     reports: BTreeMap<MemberId, BTreeMap<u64, u64>>,
@@ -104,8 +103,8 @@ pub(crate) struct Guard {
     /// When a snapshot was asked for, or given up.
     snapshot_asked: Option<Nanos>,
     snapshot_given_up: Option<Nanos>,
-    /// Where and when this leader set its last mark, in whatever entry.
-    marked: (u64, Nanos),
+    /// The index of the snapshot that the state began from.
+    began_at: u64,
 }
 
 /// How the voters' digests at one checkpoint compare to this replica's.
@@ -117,11 +116,34 @@ enum Tally {
 }
 
 impl Guard {
+    /// Of a state that begins with the snapshot of this index.
+    pub(crate) fn new(began_at: u64) -> Self {
+        Self { began_at, ..Self::default() }
+    }
+
+    pub(crate) fn divergence(&self) -> Option<Divergence> {
+        self.divergence
+    }
+
+    pub(crate) fn set_divergence(&mut self, divergence: Option<Divergence>) {
+        self.divergence = divergence;
+    }
+
+    /// The last checkpoint that an entry was marked for.
+    pub(crate) fn last_marked(&self) -> Option<(u64, u64)> {
+        self.last_marked
+    }
+
+    /// The newest checkpoint is one that an entry was marked for.
+    pub(crate) fn newest_is_marked(&mut self) {
+        self.last_marked = self.newest();
+    }
+
     fn newest(&self) -> Option<(u64, u64)> {
         self.own.back().copied()
     }
 
-    fn own_at(&self, index: u64) -> Option<u64> {
+    pub(crate) fn own_at(&self, index: u64) -> Option<u64> {
         let place = self.own.binary_search_by_key(&index, |(at, _)| *at).ok()?;
         Some(self.own[place].1)
     }
@@ -135,7 +157,7 @@ impl Guard {
         self.reports.get(&member)?.get(&index).copied()
     }
 
-    fn note_own(&mut self, now: Nanos, index: u64, digest: u64) {
+    pub(crate) fn note_own(&mut self, now: Nanos, index: u64, digest: u64) {
         self.own.push_back((index, digest));
         self.since = now;
         if self.own.len() > KEPT {
@@ -148,7 +170,7 @@ impl Guard {
         }
     }
 
-    fn note_report(&mut self, from: MemberId, index: u64, digest: u64) {
+    pub(crate) fn note_report(&mut self, from: MemberId, index: u64, digest: u64) {
         if self.newest().is_some_and(|(newest, _)| index < newest) {
             return;
         }
@@ -169,7 +191,7 @@ impl Guard {
         for digest in voters.iter().filter_map(|voter| said(*voter)) {
             *counts.entry(digest).or_default() += 1;
         }
-        let needed = match mutants::is_active("one other digest is a majority") {
+        let needed = match mutants::ONE_OTHER_DIGEST_IS_A_MAJORITY.is_active() {
             false => voters.len() / 2 + 1,
             true => 1,
         };
@@ -181,239 +203,104 @@ impl Guard {
             _ => Tally::Open,
         }
     }
-}
-
-impl Replica {
-    /// Nothing while it serves, or may.
-    pub fn divergence(&self) -> Option<Divergence> {
-        self.guard.divergence
-    }
-
-    /// What the next proposal carries, if a checkpoint is due.
-    pub(crate) fn mark_if_due(&mut self, now: Nanos) -> Vec<u8> {
-        let (index, at) = self.guard.marked;
-        let next = self.node.raft.raft_log.last_index() + 1;
-        let is_due = next.saturating_sub(index) >= self.config.checkpoint_entries
-            || now.since(at) >= self.config.checkpoint_nanos;
-        match is_due && self.has_whom_to_compare_with() {
-            true => wire::encode_mark(Mark { previous: self.guard.last_marked }),
-            false => Vec::new(),
+    /// What the log itself says of an earlier checkpoint.
+    pub(crate) fn hear_witness(&mut self, now: Nanos, (index, digest): (u64, u64)) {
+        if index > self.began_at && !self.has_forgotten(index) && self.own_at(index) != Some(digest) {
+            self.doubt_since.get_or_insert(now);
         }
     }
 
-    /// A proposal was taken into the log.
-    pub(crate) fn marked(&mut self, now: Nanos, mark: &[u8]) {
-        if !mark.is_empty() {
-            self.guard.marked = (self.node.raft.raft_log.last_index(), now);
+    /// True if nothing was applied for a while, as of the state at this index.
+    pub(crate) fn rests(&mut self, now: Nanos, index: u64, rest_nanos: u64) -> bool {
+        if self.rests.0 != index {
+            self.rests = (index, now);
         }
+        now.since(self.rests.1) >= rest_nanos
     }
 
-    /// A new lead begins its own count.
-    pub(crate) fn restart_marks(&mut self, now: Nanos) {
-        self.guard.marked = (0, now);
+    pub(crate) fn has_own_at_or_behind(&self, index: u64) -> bool {
+        self.newest().is_some_and(|(newest, _)| newest >= index)
     }
 
-    fn has_whom_to_compare_with(&self) -> bool {
-        let members = self.conf_state.voters.len() + self.conf_state.learners.len();
-        let understood =
-            self.state.oldest_member().is_some_and(|oldest| oldest.command_version >= GUARD_VERSION);
-        members > 1 && understood
+    /// True if another replica spoke of this index.
+    pub(crate) fn is_asked_about(&self, index: u64) -> bool {
+        self.reports.values().any(|reports| reports.contains_key(&index))
     }
 
-    /// An entry was applied: if it is a checkpoint, this is the state to compare.
-    pub(crate) fn checkpoint(&mut self, now: Nanos, index: u64, context: &[u8]) {
-        let Some(Mark { previous }) = wire::decode_mark(context) else { return };
-        // The log's own witness.
-        if let Some((previous, digest)) = previous
-            && previous > self.began_at
-            && !self.guard.has_forgotten(previous)
-            && self.guard.own_at(previous) != Some(digest)
-        {
-            self.guard.doubt_since.get_or_insert(now);
-        }
-        self.take_checkpoint(now, index, false);
-        self.guard.last_marked = self.guard.newest();
-    }
-
-    fn take_checkpoint(&mut self, now: Nanos, index: u64, wants_answer: bool) {
-        let digest = self.comparable();
-        self.guard.note_own(now, index, digest);
-        for to in self.others() {
-            self.report(to, index, digest, wants_answer);
-        }
-        self.judge(now);
-    }
-
-    /// Where this replica rests is a checkpoint too, and where another does that stands at the same index.
-    fn checkpoint_at_rest(&mut self, now: Nanos) {
-        let index = self.state.revision();
-        if self.guard.rests.0 != index {
-            self.guard.rests = (index, now);
-        }
-        if self.guard.newest().is_some_and(|(newest, _)| newest >= index) || !self.has_whom_to_compare_with()
-        {
-            return;
-        }
-        let rests = now.since(self.guard.rests.1) >= self.config.checkpoint_nanos;
-        let is_asked = self.guard.reports.values().any(|reports| reports.contains_key(&index));
-        if rests || is_asked {
-            self.take_checkpoint(now, index, rests);
-        }
-    }
-
-    /// The state, and who belongs to the group: what replicas at the same index have in common.
-    fn comparable(&self) -> u64 {
-        let ConfState { voters, learners, voters_outgoing, learners_next, .. } = &self.conf_state;
-        let mut digest = self.state.digest();
-        for members in [voters, learners, voters_outgoing, learners_next] {
-            let mut members = members.clone();
-            members.sort_unstable();
-            // No member has this id: it ends the list.
-            digest = members.into_iter().chain([u64::MAX]).fold(digest, mix);
-        }
-        digest
-    }
-
-    fn others(&self) -> Vec<MemberId> {
-        let ConfState { voters, learners, voters_outgoing, .. } = &self.conf_state;
-        let all = voters.iter().chain(learners).chain(voters_outgoing).copied().map(MemberId);
-        let others: BTreeSet<MemberId> = all.filter(|member| *member != self.config.member).collect();
-        others.into_iter().collect()
-    }
-
-    fn report(&mut self, to: MemberId, index: u64, digest: u64, wants_answer: bool) {
-        let understands = self.state.member(to).is_some_and(|node| node.command_version >= GUARD_VERSION);
-        if understands {
-            self.output.reports.push(Report { from: self.config.member, to, index, digest, wants_answer });
-        }
-    }
-
-    /// Another replica says what its state came to.
-    pub(crate) fn receive_report(&mut self, now: Nanos, report: Report) {
-        let Report { from, to, index, digest, wants_answer } = report;
-        if to != self.config.member || !self.others().contains(&from) {
-            return;
-        }
-        self.guard.note_report(from, index, digest);
-        self.checkpoint_at_rest(now);
-        if wants_answer && let Some(own) = self.guard.own_at(index) {
-            self.report(from, index, own, false);
-        }
-        self.judge(now);
-    }
-
-    fn judge(&mut self, now: Nanos) {
-        let Some((index, _)) = self.guard.newest() else { return };
-        let verdict = match self.guard.tally(self.config.member, &self.conf_state.voters) {
+    /// The verdict, if it is another than before. Only a snapshot helps a replica that is in a minority.
+    pub(crate) fn judge(
+        &mut self,
+        now: Nanos,
+        member: MemberId,
+        voters: &[u64],
+    ) -> Option<Option<Divergence>> {
+        let (index, _) = self.newest()?;
+        let verdict = match self.tally(member, voters) {
             Tally::Same => {
-                self.guard.settled = true;
-                self.guard.doubt_since = None;
+                self.settled = true;
+                self.doubt_since = None;
                 None
             }
             Tally::Other => Some(Divergence::Minority { index }),
             Tally::Differ => {
-                self.guard.doubt_since.get_or_insert(now);
+                self.doubt_since.get_or_insert(now);
                 self.lasting_doubt(now, index)
             }
             Tally::Open => self.lasting_doubt(now, index),
         };
-        match (self.guard.divergence, verdict) {
-            // Only a snapshot helps against that.
-            (Some(Divergence::Minority { .. }), _) => {}
-            (Some(Divergence::NoMajority { .. }), Some(Divergence::NoMajority { .. })) => {}
-            (before, after) if before != after => self.diverged(now, after),
-            _ => {}
+        match (self.divergence, verdict) {
+            (Some(Divergence::Minority { .. }), _) => None,
+            (Some(Divergence::NoMajority { .. }), Some(Divergence::NoMajority { .. })) => None,
+            (before, after) => (before != after).then_some(after),
         }
     }
 
     fn lasting_doubt(&self, now: Nanos, index: u64) -> Option<Divergence> {
-        let lasts = self.guard.doubt_since.is_some_and(|since| now.since(since) >= DOUBT_NANOS)
-            && !mutants::is_active("without a majority all go on");
+        let lasts = self.doubt_since.is_some_and(|since| now.since(since) >= DOUBT_NANOS)
+            && !mutants::WITHOUT_A_MAJORITY_ALL_GO_ON.is_active();
         lasts.then_some(Divergence::NoMajority { index })
     }
 
-    /// It stops serving, or begins to again.
-    fn diverged(&mut self, now: Nanos, divergence: Option<Divergence>) {
-        if mutants::is_active("a minority goes on") {
-            return;
-        }
-        self.guard.divergence = divergence;
-        // What was certain is not any more; and what watchers were shown, or were not, is in doubt.
-        self.standing_changed(now);
-        self.output.changes.clear();
-        self.output.history_lost = Some(self.state.revision());
-        let applied_term = self.applied_term;
-        self.arm_if_leading(now, applied_term);
+    /// The checkpoint that others are to be asked about now, and this replica's digest there.
+    pub(crate) fn take_question(&mut self, now: Nanos) -> Option<(u64, u64)> {
+        let is_urgent = now.since(self.since) < ASK_OFTEN_FOR_NANOS || self.doubt_since.is_some();
+        let pause_nanos = if is_urgent { ASK_NANOS } else { ASK_RARELY_NANOS };
+        let newest = self.newest().filter(|_| !self.settled && now.since(self.asked_at) >= pause_nanos)?;
+        self.asked_at = now;
+        Some(newest)
     }
 
-    /// Asks those that were not heard, and sees to it that a replica that is wrong becomes right.
-    pub(crate) fn tick_guard(&mut self, now: Nanos) {
-        self.checkpoint_at_rest(now);
-        let pause =
-            match now.since(self.guard.since) < ASK_OFTEN_FOR_NANOS || self.guard.doubt_since.is_some() {
-                true => ASK_NANOS,
-                false => ASK_RARELY_NANOS,
-            };
-        if let Some((index, digest)) = self.guard.newest()
-            && !self.guard.settled
-            && now.since(self.guard.asked_at) >= pause
-        {
-            self.guard.asked_at = now;
-            let voters: Vec<MemberId> = self.conf_state.voters.iter().copied().map(MemberId).collect();
-            for to in voters {
-                if to != self.config.member && self.guard.reported(to, index).is_none() {
-                    self.report(to, index, digest, true);
-                }
-            }
-        }
-        self.judge(now);
-        if let Some(Divergence::Minority { .. }) = self.guard.divergence {
-            match self.node.raft.state {
-                StateRole::Leader => self.hand_over(),
-                _ => self.ask_for_snapshot(now),
-            }
-        }
+    /// True if a voter has not said what its state comes to there.
+    pub(crate) fn has_not_heard(&self, voter: MemberId, index: u64) -> bool {
+        self.reported(voter, index).is_none()
     }
 
-    fn ask_for_snapshot(&mut self, now: Nanos) {
-        if mutants::is_active("a minority takes no snapshot") {
-            return;
-        }
-        // Its file would come after that of the leader's, in the same place.
-        if self.snapshots.is_being_made() {
-            return;
-        }
-        let (asked, given_up) = (self.guard.snapshot_asked, self.guard.snapshot_given_up);
-        let raft = &mut self.node.raft;
-        match asked {
-            Some(asked) if raft.pending_request_snapshot != INVALID_INDEX => {
+    /// Asks the leader for a snapshot, and gives up for a while if none comes.
+    pub(crate) fn ask_for_snapshot(&mut self, now: Nanos, node: &mut RawNode<LogStore>) {
+        let pending = &mut node.raft.pending_request_snapshot;
+        match self.snapshot_asked {
+            Some(asked) if *pending != INVALID_INDEX => {
                 if now.since(asked) >= SNAPSHOT_WAIT_NANOS {
-                    raft.pending_request_snapshot = INVALID_INDEX;
-                    self.guard.snapshot_given_up = Some(now);
+                    *pending = INVALID_INDEX;
+                    self.snapshot_given_up = Some(now);
                 }
             }
-            _ if given_up.is_some_and(|at| now.since(at) < SNAPSHOT_PAUSE_NANOS) => {}
+            _ if self.snapshot_given_up.is_some_and(|at| now.since(at) < SNAPSHOT_PAUSE_NANOS) => {}
             // What `raft` refuses now (there is no leader, or it has not spoken yet) is asked again.
             _ => {
-                if self.node.request_snapshot().is_ok() {
-                    self.guard.snapshot_asked = Some(now);
+                if node.request_snapshot().is_ok() {
+                    self.snapshot_asked = Some(now);
                 }
             }
         }
-    }
-
-    /// A snapshot replaced the state: what was known of the one before does not matter any more.
-    pub(crate) fn begin_anew(&mut self, index: u64) {
-        self.guard = Guard::default();
-        self.began_at = index;
     }
 
     /// A voter that is known to have another state than the majority.
     pub(crate) fn is_suspect(&self, voter: MemberId) -> bool {
-        let Some((index, own)) = self.guard.newest() else { return false };
-        let Some(said) = self.guard.reported(voter, index) else { return false };
-        match self.guard.divergence {
-            // This leader is wrong itself: whoever agrees with it is too.
+        let Some((index, own)) = self.newest() else { return false };
+        let Some(said) = self.reported(voter, index) else { return false };
+        match self.divergence {
+            // This replica is wrong itself, and so are those that agree with it.
             Some(Divergence::Minority { .. }) => said == own,
             _ => said != own,
         }

@@ -1,6 +1,6 @@
 //! The memory of changes that watches resume from.
 //!
-//! Promise 7 of the design: watches are ordered, without gaps or repeats, resumable, and say so when
+//! Invariant 7 (`docs/internals/invariants.md`): watches are ordered, without gaps or repeats, resumable, and say so when
 //! history is gone. All of it rests on one number pair, the [`Position`]: every change has its own, a
 //! reader keeps the last one that it has seen, and [`History::read`] goes on right behind it, on any
 //! node and after any pause, or refuses.
@@ -25,7 +25,7 @@ use lowkey_core::{Change, LockName, NamePrefix, mutants};
 pub struct Position {
     /// The entry of the log.
     pub revision: u64,
-    /// Which of that entry's changes, of whatever lock, from 0.
+    /// Which of that entry's changes, over all locks, from 0.
     pub ordinal: u32,
 }
 
@@ -108,7 +108,12 @@ pub struct History {
     applied: u64,
     /// `events` is never longer.
     events_max: usize,
+    /// About what `events` takes; at most [`BYTES_MAX`].
+    bytes: usize,
 }
+
+/// About what the history may take: values are up to 4 KiB, and 100,000 of those would be 400 MB.
+const BYTES_MAX: usize = 64 * 1024 * 1024;
 
 impl History {
     /// A history that begins behind `floor`: what happened up to and including it is not known.
@@ -118,7 +123,7 @@ impl History {
 
     /// The same, with room for another number of changes than [`HISTORY_EVENTS_MAX`]: for tests.
     pub fn with_events_max(floor: u64, events_max: usize) -> Self {
-        Self { events: VecDeque::new(), floor, floor_events: None, applied: floor, events_max }
+        Self { events: VecDeque::new(), floor, floor_events: None, applied: floor, events_max, bytes: 0 }
     }
 
     /// Records what happened at the next revision, which may be nothing, and gives it back with its
@@ -138,6 +143,7 @@ impl History {
             .zip(changes)
             .map(|(ordinal, change)| Arc::new(Recorded { position: Position { revision, ordinal }, change }))
             .collect();
+        self.bytes += recorded.iter().map(|recorded| size(&recorded.change)).sum::<usize>();
         self.events.extend(recorded.iter().cloned());
         self.evict();
         recorded
@@ -145,11 +151,11 @@ impl History {
 
     /// Forgets the oldest revisions until there is room. One that is too large all by itself is gone too.
     fn evict(&mut self) {
-        while self.events.len() > self.events_max {
+        while self.events.len() > self.events_max || self.bytes > BYTES_MAX {
             let Some(oldest) = self.events.front().map(|oldest| oldest.position.revision) else { return };
             // From the front, which is near: to look for the end by halves would touch memory all over.
             let count = self.events.iter().take_while(|event| event.position.revision == oldest).count();
-            self.events.drain(..count);
+            self.bytes -= self.events.drain(..count).map(|event| size(&event.change)).sum::<usize>();
             self.floor = oldest;
             self.floor_events = u32::try_from(count).ok();
         }
@@ -192,7 +198,7 @@ impl History {
         scan_max: usize,
     ) -> Result<Page, Compacted> {
         assert!(count_max > 0 && scan_max > 0, "a look at nothing never gets any further");
-        if self.is_compacted(after) && !mutants::is_active("a compacted position is not refused") {
+        if self.is_compacted(after) && !mutants::A_COMPACTED_POSITION_IS_NOT_REFUSED.is_active() {
             return Err(Compacted { floor: self.floor });
         }
         let mut page = Page { events: Vec::new(), through: after };
@@ -222,11 +228,22 @@ impl History {
 
     /// Which of the changes is the first after a position.
     fn first_after(&self, after: Position) -> usize {
-        let skips = mutants::is_active("a watch skips the rest of a revision");
-        let after = if skips { Position::end_of(after.revision) } else { after };
-        let repeats = mutants::is_active("a resumed watch repeats an event");
-        self.events.partition_point(|event| event.position < after || (event.position == after && !repeats))
+        if mutants::A_RESUMED_WATCH_REPEATS_AN_EVENT.is_active() {
+            return self.events.partition_point(|event| event.position < after);
+        }
+        let after = match mutants::A_WATCH_SKIPS_THE_REST_OF_A_REVISION.is_active() {
+            false => after,
+            true => Position::end_of(after.revision),
+        };
+        self.events.partition_point(|event| event.position <= after)
     }
+}
+
+/// About what a change takes in memory.
+fn size(change: &Change) -> usize {
+    let actor = change.actor.as_ref().map_or(0, |actor| actor.as_str().len());
+    let texts = [change.lock.as_str(), change.owner.as_str(), change.value.as_str()];
+    size_of::<Recorded>() + texts.map(str::len).iter().sum::<usize>() + actor
 }
 
 #[cfg(test)]
@@ -259,6 +276,22 @@ mod tests {
 
     fn record(history: &mut History, revision: u64, locks: &[&str]) {
         history.record(revision, locks.iter().map(|lock| change(lock)));
+    }
+
+    #[test]
+    fn long_values_are_forgotten_before_they_take_too_much() {
+        let mut history = History::new(0);
+        let value = Value::parse(&"v".repeat(4096)).unwrap();
+        for revision in 1..=20_000 {
+            history.record(revision, [Change { value: value.clone(), ..change("a") }]);
+            assert!(history.bytes <= BYTES_MAX);
+        }
+        assert!((10_000..17_000).contains(&history.events.len()), "{}", history.events.len());
+        assert_eq!(history.floor() as usize, 20_000 - history.events.len());
+        for revision in 20_001..=60_000 {
+            record(&mut history, revision, &["a"]);
+        }
+        assert_eq!(history.bytes, history.events.iter().map(|event| size(&event.change)).sum::<usize>());
     }
 
     fn at(revision: u64, ordinal: u32) -> Position {

@@ -49,6 +49,11 @@ pub enum Input {
         /// The snapshot's index.
         index: u64,
     },
+    /// The file of the snapshot of this index is damaged or gone. If it is the newest, another one is made.
+    SnapshotLost {
+        /// The snapshot's index.
+        index: u64,
+    },
     /// How much room the log has on its disk.
     Disk(DiskRoom),
     /// Hand the lead to another voter, if there is one and this is the leader.
@@ -85,6 +90,9 @@ pub enum Request {
         /// What its client believes that it holds, if that was told.
         holds: Option<Holds>,
     },
+    /// R2: longer lives for many leases, which are asked for and answered together. Those whose end is under way are
+    /// not waited for.
+    RenewMany(Vec<(LeaseId, Option<Holds>)>),
     /// A look at the state, as it is when the question arrives or later.
     Read(Query),
     /// A look at the state as this replica knows it, which may be old.

@@ -4,13 +4,13 @@ use lowkey_core::{
     Change, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView, MemberId, NodeName, Refusal,
     Reply, Ttl, WaitView,
 };
+use lowkey_record::Record;
 use raft::eraftpb;
 
 use crate::guard::Report;
 use crate::input::CallId;
 use crate::reads::Remaining;
 use crate::snapshots::SnapshotJob;
-use crate::wire;
 
 /// The first half of a turn.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Output {
     /// A snapshot to make and to write, at leisure; then [`crate::Input::SnapshotSaved`] or
     /// [`crate::Input::SnapshotFailed`].
     pub snapshot: Option<SnapshotJob>,
-    /// What was applied, in order: for whoever watches. Every revision is here, most with no change.
+    /// What was applied, in order: for watches. Every revision is here, most with no change.
     pub changes: Vec<(u64, Vec<Change>)>,
     /// A snapshot of this index came from the leader: what happened up to it will never be known here.
     pub history_lost: Option<u64>,
@@ -63,7 +63,7 @@ pub struct Persist {
     /// A snapshot that came from the leader and replaces the log before it.
     pub snapshot: Option<SnapshotFile>,
     /// Records for the log.
-    pub records: Vec<LogRecord>,
+    pub records: Vec<Record>,
 }
 
 impl Persist {
@@ -82,46 +82,15 @@ pub struct SnapshotFile {
     pub payload: Vec<u8>,
 }
 
-/// One record of the durable log.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LogRecord {
-    /// What it is.
-    pub kind: RecordKind,
-    /// The entry's index; for a compaction or a new beginning, the last index that is gone.
-    pub index: u64,
-    /// Its bytes.
-    pub payload: Vec<u8>,
-}
-
-/// The kinds of records in the durable log.
+/// What became of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordKind {
-    /// An entry: replaces the one at its index and all behind it.
-    Entry,
-    /// Term, vote and commit: the last one counts.
-    HardState,
-    /// The entries up to the index are gone.
-    Compaction,
-    /// All entries are gone, and the log goes on behind the index.
-    Reset,
-}
-
-impl LogRecord {
-    pub(crate) fn entry(entry: &eraftpb::Entry) -> Self {
-        Self { kind: RecordKind::Entry, index: entry.index, payload: wire::encode_entry(entry) }
-    }
-
-    pub(crate) fn hard_state(hard_state: &eraftpb::HardState) -> Self {
-        Self { kind: RecordKind::HardState, index: 0, payload: wire::encode_hard_state(hard_state) }
-    }
-
-    pub(crate) fn compaction(index: u64, term: u64) -> Self {
-        Self { kind: RecordKind::Compaction, index, payload: wire::encode_compaction(term) }
-    }
-
-    pub(crate) fn reset(index: u64, term: u64) -> Self {
-        Self { kind: RecordKind::Reset, index, payload: wire::encode_compaction(term) }
-    }
+pub enum Renewal {
+    /// The lease lives on.
+    Renewed(Ttl),
+    /// R4: its end was proposed. Who asks for this lease alone learns the outcome when the entry is applied.
+    Expiring,
+    /// There is no such lease.
+    Gone,
 }
 
 /// A good answer.
@@ -136,6 +105,8 @@ pub enum Response {
         /// It holds something else than its client believes.
         holds_differ: bool,
     },
+    /// What came of each of many renewals, and whether its lease holds something else than its client believes.
+    RenewedMany(Vec<(Renewal, bool)>),
     /// A wait was granted.
     GrantedAfter {
         /// The grant.
@@ -270,6 +241,8 @@ pub enum Failure {
         /// The one that it has to.
         needs: u32,
     },
+    /// The cluster has as many members as it may; nothing was done.
+    TooManyMembers,
     /// Of the voters that a removal would leave behind no majority answers; nothing was done.
     QuorumAtRisk {
         /// How many of them answer.

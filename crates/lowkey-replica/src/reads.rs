@@ -7,7 +7,7 @@ use lowkey_core::{
     Holder, LeaseId, LeaseView, LockName, LockView, NamePrefix, OwnerId, Refusal, State, Token, Waiter,
 };
 
-use crate::lease_table::LeaseTable;
+use crate::lead::LeaseTable;
 use crate::output::{Failure, Response};
 use crate::time::Nanos;
 
@@ -74,8 +74,14 @@ pub enum Query {
 pub struct Remaining(BTreeMap<LeaseId, u64>);
 
 impl Remaining {
-    fn of(table: &LeaseTable, now: Nanos, leases: impl Iterator<Item = LeaseId>) -> Self {
-        Self(leases.filter_map(|lease| Some((lease, table.remaining_ms(now, lease)?))).collect())
+    fn of(
+        state: &State,
+        table: Option<&LeaseTable>,
+        now: Nanos,
+        leases: impl Iterator<Item = LeaseId>,
+    ) -> Self {
+        let Some(table) = table else { return Self::default() };
+        Self(leases.filter_map(|lease| Some((lease, table.remaining_ms(now, lease, state)?))).collect())
     }
 
     /// The time left of a lease.
@@ -84,16 +90,16 @@ impl Remaining {
     }
 }
 
-/// The answer as of the state, and as of the leader's deadlines; the table of a replica that does not lead is
-/// empty.
+/// The answer as of the state, and as of the deadlines, if it is a leader's answer.
 pub(crate) fn answer(
     state: &State,
-    table: &LeaseTable,
+    table: Option<&LeaseTable>,
     now: Nanos,
     query: &Query,
 ) -> Result<Response, Failure> {
     let revision = state.revision();
-    let holders = |holders: &[Holder]| Remaining::of(table, now, holders.iter().map(|holder| holder.lease));
+    let holders =
+        |holders: &[Holder]| Remaining::of(state, table, now, holders.iter().map(|holder| holder.lease));
     Ok(match query {
         Query::Lock { lock } => {
             let mut lock = state.lock(lock, SHOWN_OF_ONE);
@@ -112,7 +118,7 @@ pub(crate) fn answer(
                 locks.push(lock);
             }
             let all = locks.iter().flat_map(|lock| &lock.holders).map(|holder| holder.lease);
-            let remaining = Remaining::of(table, now, all);
+            let remaining = Remaining::of(state, table, now, all);
             Response::Locks { more: found.next().is_some(), locks, remaining, revision }
         }
         Query::Lease { lease, after, count_max } => {
@@ -125,7 +131,7 @@ pub(crate) fn answer(
                 Some(_) => Vec::new(),
                 None => state.waits_of(*lease).take(WAITS_SHOWN).collect(),
             };
-            let remaining = Remaining::of(table, now, std::iter::once(*lease));
+            let remaining = Remaining::of(state, table, now, std::iter::once(*lease));
             Response::Lease { lease: view, grants, more: found.next().is_some(), waits, remaining, revision }
         }
         Query::Leases { owner, after, count_max } => {
@@ -140,7 +146,7 @@ pub(crate) fn answer(
                 }
             }
             let next = next.filter(|last| state.leases_after(Some(*last)).next().is_some());
-            let remaining = Remaining::of(table, now, leases.iter().map(|view| view.lease));
+            let remaining = Remaining::of(state, table, now, leases.iter().map(|view| view.lease));
             Response::Leases { leases, next, remaining, revision }
         }
         Query::Token { lock, token } => {
@@ -150,13 +156,26 @@ pub(crate) fn answer(
                 None => state.lock(lock, 1).holders.pop(),
             };
             let told = current.iter().chain(&other).map(|holder| holder.lease);
-            Response::Token { remaining: Remaining::of(table, now, told), current, other, revision }
+            Response::Token { remaining: Remaining::of(state, table, now, told), current, other, revision }
         }
         Query::Revision => Response::Revision(revision),
     })
 }
 
-/// Leaves out whoever would make the answer too long; the counts still tell of them.
+/// How much work an answer was: what it tells of, and what was looked through for it.
+pub(crate) fn units(query: &Query, answer: &Result<Response, Failure>) -> usize {
+    let of_lock = |lock: &LockView| lock.holders.len() + lock.waiters.len();
+    match (query, answer) {
+        (Query::Leases { owner: Some(_), .. }, _) => LEASES_SEEN_MAX,
+        (_, Ok(Response::Lock { lock, .. })) => of_lock(lock),
+        (_, Ok(Response::Locks { locks, .. })) => locks.iter().map(|lock| 1 + of_lock(lock)).sum(),
+        (_, Ok(Response::Lease { grants, waits, .. })) => grants.len() + waits.len(),
+        (_, Ok(Response::Leases { leases, .. })) => leases.len(),
+        _ => 0,
+    }
+}
+
+/// Leaves out holders and waiters that would make the answer too long; the counts still tell of them.
 fn shorten(lock: &mut LockView) {
     let mut bytes = 0;
     let mut fits = |more: usize| {
@@ -207,8 +226,7 @@ mod tests {
             };
             state.apply(index, 1, &command).reply.unwrap();
         }
-        let table = LeaseTable::new(0);
-        let answer = answer(&state, &table, Nanos(0), &Query::Lock { lock });
+        let answer = answer(&state, None, Nanos(0), &Query::Lock { lock });
         let Ok(Response::Lock { lock, .. }) = answer else { unreachable!() };
         assert_eq!(lock.holder_count, 400);
         assert!(size(&lock) <= ANSWER_BYTES + 1 && lock.holders.len() > 200, "{}", lock.holders.len());

@@ -6,18 +6,21 @@
 //! snapshot it goes on, where it does not it is given up. What cannot be explained by a crash is
 //! refused.
 
+mod survivor;
+
 use std::collections::VecDeque;
 use std::fmt;
 
-use lowkey_core::{ClusterId, Command, MemberId, NodeInfo, Reply, State};
+use lowkey_core::{ClusterId, Command, GroupId, MemberId, NodeInfo, Reply, State};
+use lowkey_record::Record;
 use raft::RawNode;
 use raft::eraftpb;
 
+pub use self::survivor::{Survivor, begin_anew};
 use crate::config::Config;
-use crate::elections::ELECTION_TICKS;
-use crate::log_store::LogStore;
-use crate::output::{LogRecord, SnapshotFile};
-use crate::replica::{HEARTBEAT_TICKS, Replica};
+use crate::log::{LogStore, records};
+use crate::output::SnapshotFile;
+use crate::replica::{ELECTION_TICKS, HEARTBEAT_TICKS};
 use crate::snapshots::read_state;
 use crate::wire::{self, SnapshotParts};
 
@@ -52,7 +55,7 @@ impl From<wire::WireError> for RecoverError {
     }
 }
 
-/// What a founder puts on disk before it starts: a snapshot at index 1, so that whoever joins learns
+/// What a founder puts on disk before it starts: a snapshot at index 1, so that a node that joins learns
 /// the first voter from it, and the log's first records.
 #[derive(Debug)]
 pub struct Founding {
@@ -61,26 +64,26 @@ pub struct Founding {
     /// The first snapshot.
     pub snapshot: SnapshotFile,
     /// The first records of the log.
-    pub records: Vec<LogRecord>,
+    pub records: Vec<Record>,
 }
 
-/// Founds a cluster with one node.
-pub fn found(cluster: ClusterId, node: NodeInfo) -> Founding {
+/// Founds a group of a cluster with one node.
+pub fn found(group: GroupId, cluster: ClusterId, node: NodeInfo) -> Founding {
     const FIRST: u64 = 1;
     let mut state = State::new(cluster);
     let applied = state.apply(FIRST, FIRST, &Command::AddMember { node });
     let Ok(Reply::MemberAdded { member }) = applied.reply else {
         unreachable!("the first node of a cluster has no rivals");
     };
-    begin_with(&state, member, FIRST)
+    begin_with(group, &state, member, FIRST)
 }
 
 /// The first things on disk of a cluster with one voter, whose log begins behind this state.
-pub(crate) fn begin_with(state: &State, member: MemberId, term: u64) -> Founding {
+pub(crate) fn begin_with(group: GroupId, state: &State, member: MemberId, term: u64) -> Founding {
     let index = state.revision();
     let conf_state = eraftpb::ConfState { voters: vec![member.0], ..Default::default() };
     let hard_state = eraftpb::HardState { term, commit: index, ..Default::default() };
-    let records = vec![LogRecord::hard_state(&hard_state), LogRecord::reset(index, term)];
+    let records = vec![records::hard_state(group, &hard_state), records::reset(group, index, term)];
     let state = state.encode_snapshot();
     let state_hash = State::hash_of_snapshot(&state);
     let parts = SnapshotParts { index, term, conf_state, state, state_hash };
@@ -132,41 +135,53 @@ pub(crate) fn check(cluster: ClusterId, found: &Found) -> Result<Checked, Recove
     Ok(Checked { log, state, saved, saved_bytes })
 }
 
-impl Replica {
-    /// Brings a replica to life from what its disk holds.
-    pub fn recover(config: Config, cluster: ClusterId, found: Found) -> Result<Self, RecoverError> {
-        let Checked { log, state, saved, saved_bytes } = check(cluster, &found)?;
+impl Checked {
+    /// `raft` on the log, the state that it goes on from, and a record for a log that was given up: the disk still
+    /// has it, and what follows would leave a gap behind it.
+    pub(crate) fn start(self, config: &Config) -> Result<Started, RecoverError> {
+        let Self { log, state, saved, saved_bytes } = self;
         let compaction = (log.compacted_index, log.compacted_term);
-        let (conf_state, applied) = (saved.get_conf_state().clone(), saved.index);
-        let mut store = LogStore::new(log.hard_state, conf_state, compaction, log.entries);
+        let mut store =
+            LogStore::new(log.hard_state, saved.get_conf_state().clone(), compaction, log.entries);
         store.set_saved(saved.clone());
-        let raft_config = raft::Config {
-            id: config.member.0,
-            election_tick: ELECTION_TICKS,
-            heartbeat_tick: HEARTBEAT_TICKS,
-            applied,
-            check_quorum: true,
-            pre_vote: true,
-            read_only_option: raft::ReadOnlyOption::Safe,
-            // A peer that is behind gets so much at a time: 8 MiB, and more when it has answered.
-            max_size_per_msg: 32 * 1024,
-            max_inflight_msgs: 256,
-            max_uncommitted_size: 32 * 1024 * 1024,
-            max_committed_size_per_ready: 4 * 1024 * 1024,
-            batch_append: true,
-            // The next entries tell it, or the next tick: see `tell_commit`.
-            skip_bcast_commit: true,
-            ..raft::Config::default()
-        };
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let node = RawNode::new(&raft_config, store, &logger)
+        let node = RawNode::new(&raft_config(config.member, saved.index), store, &logger)
             .map_err(|error| RecoverError(format!("the log cannot be used: {error}")))?;
-        let mut replica = Self::assemble(config, node, state, saved, saved_bytes);
-        // The disk still has the log that was given up: what follows would leave a gap behind it.
-        if log.given_up {
-            replica.repairs.push(LogRecord::reset(compaction.0, compaction.1));
-        }
-        Ok(replica)
+        let repair = log.given_up.then(|| records::reset(config.group, compaction.0, compaction.1));
+        Ok(Started { node, state, saved, saved_bytes, repairs: repair.into_iter().collect() })
+    }
+}
+
+/// What a replica begins with.
+pub(crate) struct Started {
+    pub(crate) node: RawNode<LogStore>,
+    /// As of the snapshot.
+    pub(crate) state: State,
+    /// Of the snapshot; nothing in it if there is none.
+    pub(crate) saved: eraftpb::SnapshotMetadata,
+    pub(crate) saved_bytes: u64,
+    /// Records that bring the disk in step.
+    pub(crate) repairs: Vec<Record>,
+}
+
+fn raft_config(member: MemberId, applied: u64) -> raft::Config {
+    raft::Config {
+        id: member.0,
+        election_tick: ELECTION_TICKS,
+        heartbeat_tick: HEARTBEAT_TICKS,
+        applied,
+        check_quorum: true,
+        pre_vote: true,
+        read_only_option: raft::ReadOnlyOption::Safe,
+        // A peer that is behind gets so much at a time: 8 MiB, and more when it has answered.
+        max_size_per_msg: 32 * 1024,
+        max_inflight_msgs: 256,
+        max_uncommitted_size: 32 * 1024 * 1024,
+        max_committed_size_per_ready: 4 * 1024 * 1024,
+        batch_append: true,
+        // The next entries tell it, or the next tick: see `tell_commit`.
+        skip_bcast_commit: true,
+        ..raft::Config::default()
     }
 }
 

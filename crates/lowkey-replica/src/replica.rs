@@ -1,6 +1,6 @@
 //! One node's copy of a group: `raft`, the state machine, the lease table and the callers that wait.
 //!
-//! A replica decides and does nothing. Inputs go in through [`Replica::step`], each with its own
+//! A replica decides, and does no I/O. Inputs go in through [`Replica::step`], each with its own
 //! reading of the clock; then one *turn* is taken:
 //!
 //! ```text
@@ -9,7 +9,9 @@
 //!   end_turn   ─► messages that had to wait for the disk, replies to what was applied
 //! ```
 //!
-//! How commands come into the log is in `proposing.rs`, what becomes of them in `applying.rs`.
+//! Here is the turn. How commands come into the log is in `proposing.rs`, what becomes of them in `applying.rs`; who
+//! belongs to the group in `members.rs`, who leads it next in `transfer.rs`, whether all have the same state in
+//! `guarding.rs`.
 //!
 //! What holds it together:
 //! - An entry is applied only when it is committed *and* on this node's disk.
@@ -17,147 +19,117 @@
 //!   its round was confirmed in the present term.
 //! - Every change of term or role fails all rounds and forgets all deadlines, in the same step.
 
-use std::collections::{BTreeMap, VecDeque};
+mod applying;
+mod contact;
+mod durability;
+mod elections;
+mod guarding;
+mod members;
+mod mix;
+mod proposals;
+mod proposing;
+mod standing;
+mod status;
+mod timing;
+mod transfer;
 
-use lowkey_core::{Command, LeaseId, MemberId, Refusal, Reply, State, Ticket, Ttl, WaitTime, mutants};
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use lowkey_core::{ClusterId, MemberId, State, WaitTime, mutants};
 use raft::eraftpb;
-use raft::{RawNode, Ready, StateRole};
+use raft::{ProgressState, RawNode, Ready, SnapshotStatus, StateRole};
 
-use crate::appends::split_append;
+use self::applying::Applying;
+use self::contact::Contact;
+use self::durability::Durability;
+pub(crate) use self::elections::ELECTION_TICKS;
+pub(crate) use self::proposals::Proposals;
+use self::standing::Standing;
+pub use self::status::{MemberStatus, Role, Status};
+pub(crate) use self::timing::FACTOR_MAX;
+use self::timing::Timing;
+use self::transfer::Transfer;
 use crate::config::Config;
-use crate::elections::{ticks_after_split, ticks_behind_the_line, ticks_in_line};
+use crate::guard::Guard;
 use crate::input::{CallId, DiskRoom, Input, Request};
-use crate::lease_table::{LeaseTable, Renewal};
-use crate::log_store::LogStore;
-use crate::output::{Failure, LogRecord, Output, Persist, Response, Turn};
-use crate::proposals::Proposals;
-use crate::reads;
-use crate::rounds::{Rounds, Waiter, Wish};
+use crate::lead::{Arrivals, Lead, Leadership, UNITS_A_TURN, Wish};
+use crate::log::{Appends, LogStore, records};
+use crate::output::{Failure, Output, Persist, Turn};
+use crate::reads::{self, Query};
+use crate::recovery::{self, Found, RecoverError, Started};
+use crate::snapshots::{ReceivedSnapshot, Snapshots};
 use crate::time::{MILLISECOND, Nanos};
-use crate::wait_table::{Returned, WaitTable};
+use crate::wire;
 
 /// R8: two ticks further apart than this, and the leader knows that it was stalled.
 const STALL_NANOS: u64 = 250 * MILLISECOND;
 /// How long a caller whose proposal is in doubt is kept waiting for the true outcome.
 const DOUBT_NANOS: u64 = 300 * MILLISECOND;
-/// Ticks between a leader's heartbeats.
+/// Ticks that `raft` sees between a leader's heartbeats; where it sees fewer, `timing.rs` sends them.
 pub(crate) const HEARTBEAT_TICKS: usize = 5;
-/// A term that is further ahead than this is not the work of elections, however long this node slept. Who followed it
-/// would have all others follow.
+/// A term that is further ahead than this is not the work of elections, however long this node slept. A node that
+/// followed it would make all others follow.
 const TERM_LEAP_MAX: u64 = 1 << 32;
 
 /// One node's copy of a group. See the module for how to drive it.
 pub struct Replica {
-    pub(crate) config: Config,
-    pub(crate) node: RawNode<LogStore>,
-    pub(crate) state: State,
+    config: Config,
+    node: RawNode<LogStore>,
+    state: State,
     /// The members as of `state`.
-    pub(crate) conf_state: eraftpb::ConfState,
-    pub(crate) leases: LeaseTable,
-    /// Armed and disarmed with `leases`.
-    pub(crate) waits: WaitTable,
-    pub(crate) rounds: Rounds,
-    pub(crate) proposals: Proposals,
-    /// R4: renewals of leases whose end is proposed; they learn its outcome.
-    pub(crate) renewals_in_doubt: BTreeMap<LeaseId, Vec<CallId>>,
-    /// R4: `Expiring` leases whose `Expire` has not been accepted into the log yet.
-    pub(crate) unproposed_ends: Vec<LeaseId>,
-    /// When this leader proposes the end of the quarantine; nothing if there is none, or it is proposed.
-    pub(crate) quarantine_ends: Option<Nanos>,
-    /// R10: `Cancelling` waits whose `CancelWait` has not been accepted into the log yet.
-    pub(crate) unproposed_cancels: Vec<Ticket>,
-    /// Term and role as of the last step; a change of either is acted on at once.
-    standing: (u64, StateRole),
-    pub(crate) expired_leases: u64,
-    /// When that last changed.
-    pub(crate) standing_since: Nanos,
-    pub(crate) last_tick: Option<Nanos>,
-    /// When members were last heard from.
-    pub(crate) heard: BTreeMap<MemberId, Nanos>,
-    /// The lead is to be handed over, and nobody could take it yet.
-    pub(crate) hand_over_wanted: bool,
-    /// A hand-over that somebody waits for.
-    pub(crate) transfer: Option<crate::transfer::Transfer>,
-    /// Where the last removal that this leader proposed stands in the log.
-    pub(crate) last_removal: u64,
-    pub(crate) disk: DiskRoom,
-    /// Commands that a round showed to be feasible after all; proposed at the end of the turn.
-    pub(crate) feasible: Vec<(CallId, Command, WaitTime)>,
-    /// Commands that can only take a place in a queue: they go into the log with whatever comes next.
-    pub(crate) patient: Vec<(CallId, Command, WaitTime)>,
-    /// Committed and on disk, not applied yet; mostly empty.
-    pub(crate) unapplied: VecDeque<eraftpb::Entry>,
-    /// The commit index that is on disk. A change of members takes effect only at or below it: a
-    /// node that restarted with the members of before could win an election among too few.
-    pub(crate) durable_commit: u64,
-    /// The term that is on disk. A lone voter leads in the very step in which it votes for itself; if
-    /// its messages left before that vote is on disk, a crash would let it lead the same term twice.
-    durable_term: u64,
-    /// The highest commit index that this node has told others in an append.
-    told_commit: u64,
-    /// What term and commit on disk will be once this turn's records are there.
-    saving: Option<(u64, u64)>,
-    /// Records that bring the disk in step with what recovery made of it; written in the first turn.
-    pub(crate) repairs: Vec<LogRecord>,
-    /// A leader's messages of a term that is not on disk yet.
-    held_messages: Vec<eraftpb::Message>,
-    pub(crate) snapshots: crate::snapshots::Snapshots,
-    pub(crate) guard: crate::guard::Guard,
-    /// The index of the snapshot that the state began from.
-    pub(crate) began_at: u64,
-    /// The term of the last applied entry.
-    pub(crate) applied_term: u64,
+    conf_state: eraftpb::ConfState,
+    applying: Applying,
+    durability: Durability,
+    disk: DiskRoom,
+    appends: Appends,
     /// Taken from `raft` in this turn, to be handed back at its end.
     ready: Option<Ready>,
-    pub(crate) output: Output,
+    standing: Standing,
+    contact: Contact,
+    timing: Timing,
+    /// R1, R3: what only a leader has, while it may touch leases.
+    lead: Leadership,
+    /// What is asked of a leader, also before it may touch leases.
+    arrivals: Arrivals,
+    /// Those who are content with what this replica knows; answered in the next turns.
+    stale_reads: VecDeque<(CallId, Query)>,
+    /// They outlive a lead: the next leader may commit them.
+    proposals: Proposals,
+    /// A hand-over that somebody waits for; it outlives the lead that it ends.
+    transfer: Option<Transfer>,
+    snapshots: Snapshots,
+    guard: Guard,
+    output: Output,
 }
 
 impl Replica {
-    pub(crate) fn assemble(
-        config: Config,
-        node: RawNode<LogStore>,
-        state: State,
-        saved: eraftpb::SnapshotMetadata,
-        saved_bytes: u64,
-    ) -> Self {
-        let grace_nanos = config.expiry_grace_nanos;
-        let (durable_term, durable_commit) = (node.raft.term, node.raft.raft_log.committed);
+    /// Brings a replica to life from what its disk holds.
+    pub fn recover(config: Config, cluster: ClusterId, found: Found) -> Result<Self, RecoverError> {
+        let started = recovery::check(cluster, &found)?.start(&config)?;
+        let Started { node, state, saved, saved_bytes, repairs } = started;
         let mut replica = Self {
-            standing: (node.raft.term, node.raft.state),
-            snapshots: crate::snapshots::Snapshots::new(saved.index, saved_bytes),
+            durability: Durability::new(node.raft.term, node.raft.raft_log.committed, repairs),
+            standing: Standing::new(Nanos(0), node.raft.term, node.raft.state),
             config,
             node,
             state,
             conf_state: saved.get_conf_state().clone(),
-            leases: LeaseTable::new(grace_nanos),
-            waits: WaitTable::default(),
-            rounds: Rounds::default(),
-            proposals: Proposals::default(),
-            renewals_in_doubt: BTreeMap::new(),
-            unproposed_ends: Vec::new(),
-            unproposed_cancels: Vec::new(),
-            quarantine_ends: None,
-            expired_leases: 0,
-            last_tick: None,
-            standing_since: Nanos(0),
-            heard: BTreeMap::new(),
-            hand_over_wanted: false,
-            transfer: None,
-            last_removal: 0,
+            applying: Applying { term: saved.term, ..Applying::default() },
             disk: DiskRoom::Ample,
-            feasible: Vec::new(),
-            patient: Vec::new(),
-            unapplied: VecDeque::new(),
-            durable_commit,
-            durable_term,
-            told_commit: 0,
-            saving: None,
-            repairs: Vec::new(),
-            held_messages: Vec::new(),
-            guard: crate::guard::Guard::default(),
-            began_at: saved.index,
-            applied_term: saved.term,
+            appends: Appends::default(),
             ready: None,
+            contact: Contact::default(),
+            timing: Timing::new(),
+            lead: Leadership::default(),
+            arrivals: Arrivals::default(),
+            stale_reads: VecDeque::new(),
+            proposals: Proposals::default(),
+            transfer: None,
+            snapshots: Snapshots::new(saved.index, saved_bytes),
+            guard: Guard::new(saved.index),
             output: Output::default(),
         };
         // A lone voter has nobody to wait for.
@@ -169,7 +141,7 @@ impl Replica {
             let _ = replica.node.campaign();
             replica.settle(Nanos(0));
         }
-        replica
+        Ok(replica)
     }
 
     /// Takes in one thing that happened, at the clock's reading `now`, taken for this input alone.
@@ -181,13 +153,28 @@ impl Replica {
             Input::Report(report) => self.receive_report(now, report),
             Input::Snapshot(received) => self.receive_snapshot(*received),
             Input::Request(call, request) => self.request(now, call, request),
-            // Who takes part in no round that has begun has had no effect, and is forgotten.
-            Input::CallerGone(call) if self.rounds.leave(call) => self.waits.answered(call),
-            Input::CallerGone(call) => self.waits.leave(now, call),
+            Input::CallerGone(call) => {
+                if !self.arrivals.leave(call)
+                    && let Some(lead) = self.lead.get_mut()
+                {
+                    lead.caller_gone(now, call);
+                }
+            }
             Input::Unreachable(member) => self.node.report_unreachable(member.0),
-            Input::SnapshotSent { to, delivered } => self.snapshot_sent(to, delivered),
-            Input::SnapshotSaved { index, size_bytes } => self.snapshot_saved(index, size_bytes),
+            Input::SnapshotSent { to, delivered } => {
+                let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+                // `raft` pauses a peer until it hears of this.
+                self.node.report_snapshot(to.0, status);
+            }
+            Input::SnapshotSaved { index, size_bytes } => {
+                self.snapshots.saved(index, size_bytes, self.node.mut_store());
+            }
             Input::SnapshotFailed { index } => self.snapshots.failed(index),
+            Input::SnapshotLost { index } => {
+                if self.snapshots.lost(index) {
+                    self.make_snapshot();
+                }
+            }
             Input::Disk(room) => self.disk = room,
             Input::HandOver => self.hand_over(),
         }
@@ -195,24 +182,29 @@ impl Replica {
     }
 
     fn tick(&mut self, now: Nanos) {
-        let gap = self.last_tick.replace(now).map(|last| now.since(last)).unwrap_or_default();
-        self.fix_election_timeout();
-        self.node.tick();
+        let gap = self.contact.tick(now);
+        self.tick_raft(now, gap);
         self.node.mut_store().free_some();
+        self.lead.free_some();
         self.snapshots.tick();
         self.tell_commit();
         self.settle(now);
-        if self.leases.is_armed() {
-            // R8: clients are not punished for the service's own pause.
-            if gap > STALL_NANOS && !mutants::is_active("a stall is not given back") {
-                self.leases.forgive(gap);
+        if let Some(lead) = self.lead.get_mut() {
+            // R8: clients are not punished for the service's own pause. The timing factor has no say in it.
+            let is_stall = match mutants::R8_IS_STRETCHED.is_active() {
+                false => gap > STALL_NANOS,
+                true => gap > STALL_NANOS * u64::from(self.timing.factor()),
+            };
+            if is_stall && !mutants::A_STALL_IS_NOT_GIVEN_BACK.is_active() {
+                lead.forgive(gap);
             }
+            lead.arm_some(now, &self.state);
             self.propose_patient(now);
             self.expire_due(now);
             self.cancel_due(now);
             self.end_quarantine_if_due(now);
             self.reconcile_members();
-            if self.hand_over_wanted {
+            if self.standing.hand_over_wanted {
                 self.hand_over();
             }
         }
@@ -230,7 +222,7 @@ impl Replica {
     /// to do may tell them earlier.
     pub fn tell_commit(&mut self) {
         let raft = &mut self.node.raft;
-        if raft.state == StateRole::Leader && raft.raft_log.committed > self.told_commit {
+        if raft.state == StateRole::Leader && raft.raft_log.committed > self.appends.told_commit() {
             raft.bcast_append();
         }
     }
@@ -240,7 +232,9 @@ impl Replica {
         if !self.is_for_this(&message) {
             return;
         }
-        self.heard_from(message.from, now);
+        if self.node.raft.prs().get(message.from).is_some() {
+            self.contact.heard_from(MemberId(message.from), now);
+        }
         match message.get_msg_type() {
             // A leader never tells a follower of more than the follower has; `raft` would panic.
             MessageType::MsgHeartbeat if message.commit > self.node.raft.raft_log.last_index() => return,
@@ -261,12 +255,46 @@ impl Replica {
             MessageType::MsgSnapshot => return,
             _ => {}
         }
+        // A member that answers a heartbeat asks for no snapshot, or not any more: it would ask for it instead. `raft`
+        // would go on waiting for one, and send it nothing, though this leader may never be able to make one.
+        if message.get_msg_type() == MessageType::MsgHeartbeatResponse
+            && let Some(progress) = self.node.raft.mut_prs().get_mut(message.from)
+            && progress.state != ProgressState::Snapshot
+        {
+            progress.pending_request_snapshot = raft::INVALID_INDEX;
+        }
+        let told = (message.get_msg_type() == MessageType::MsgHeartbeat)
+            .then(|| (message.from, message.term, wire::timing_factor(&message)));
         // A message that `raft` refuses (from a node that left, say) changes nothing.
         let _ = self.node.step(message);
+        if let Some((from, term, factor)) = told
+            && (self.node.raft.leader_id, self.node.raft.term) == (from, term)
+        {
+            self.timing.hear(factor);
+        }
+    }
+
+    /// Takes in a snapshot from the leader, unless `raft` has no use for it.
+    fn receive_snapshot(&mut self, received: ReceivedSnapshot) {
+        let ReceivedSnapshot { message, payload, state } = received;
+        // A disk without room cannot take it; the leader will send it again.
+        if !self.is_for_this(&message)
+            || self.disk == DiskRoom::Exhausted
+            || state.cluster() != self.state.cluster()
+        {
+            return;
+        }
+        let position =
+            |snapshot: &eraftpb::Snapshot| (snapshot.get_metadata().index, snapshot.get_metadata().term);
+        let offered = position(message.get_snapshot());
+        let _ = self.node.step(message);
+        if self.node.raft.snap().map(position) == Some(offered) {
+            self.snapshots.receive(payload, state);
+        }
     }
 
     /// True if a message is for this node, and from one that may speak to it.
-    pub(crate) fn is_for_this(&self, message: &eraftpb::Message) -> bool {
+    fn is_for_this(&self, message: &eraftpb::Message) -> bool {
         message.to == self.config.member.0
             && message.term.saturating_sub(self.node.raft.term) <= TERM_LEAP_MAX
             && !self.is_strange(message)
@@ -289,9 +317,7 @@ impl Replica {
             return self.output.reply(call, Err(Failure::Diverged));
         }
         if let Request::ReadStale(query) = request {
-            // Only a round says that the deadlines are those of the leader.
-            let answer = reads::answer(&self.state, &LeaseTable::new(0), now, &query);
-            return self.output.reply(call, answer);
+            return self.stale_reads.push_back((call, query));
         }
         if self.node.raft.state != StateRole::Leader {
             let leader = self.leader();
@@ -300,29 +326,38 @@ impl Replica {
         match request {
             // R2: the arrival is this input's own reading of the clock.
             Request::Renew { lease, holds } => {
-                let arrival = match self.last_tick {
-                    Some(last_tick) if mutants::is_active("arrival taken from the tick") => last_tick,
-                    _ => now,
-                };
+                let arrival = self.arrival(now);
                 self.join_round(call, Wish::Renew { lease, holds, arrival });
+            }
+            Request::RenewMany(leases) => {
+                let arrival = self.arrival(now);
+                self.join_round(call, Wish::RenewMany { leases, arrival });
             }
             Request::Read(query) | Request::ReadStale(query) => self.join_round(call, Wish::Read(query)),
             Request::Command(command) => self.command(now, call, command, WaitTime::NONE),
             Request::Wait { command, wait } => {
-                self.waits.expect(call);
+                self.arrivals.expect(call);
                 self.command(now, call, command, wait);
             }
             Request::Transfer { to } => self.transfer(now, call, &to),
         }
     }
 
+    /// R2: when an input that came now has arrived.
+    fn arrival(&self, now: Nanos) -> Nanos {
+        match mutants::ARRIVAL_TAKEN_FROM_THE_TICK.is_active() {
+            false => now,
+            true => self.contact.last_tick().unwrap_or(now),
+        }
+    }
+
     /// Acts on what the last call into `raft` may have changed.
     fn settle(&mut self, now: Nanos) {
-        let standing = (self.node.raft.term, self.node.raft.state);
-        if standing != self.standing {
-            self.standing = standing;
-            self.standing_since = now;
-            self.standing_changed(now);
+        let (term, role) = (self.node.raft.term, self.node.raft.state);
+        if !self.standing.is(term, role) {
+            self.standing = Standing::new(now, term, role);
+            self.timing.begin(now);
+            self.lose_certainty(now);
         }
         self.settle_transfer(now);
         if self.node.store().take_snapshot_wanted() {
@@ -330,63 +365,40 @@ impl Replica {
         }
     }
 
-    /// A new term or role: what was certain before is not any more.
-    pub(crate) fn standing_changed(&mut self, now: Nanos) {
-        self.restart_marks(now);
-        // R3: deadlines of an earlier lead are forgotten, whoever leads now.
-        self.leases.disarm();
-        let interrupted = self.waits.disarm();
-        if mutants::is_active("re-arm before the no-op") {
-            self.arm_if_leading(now, self.node.raft.term);
+    /// Has a snapshot of the applied state made. Nobody is to begin from a state that is in doubt.
+    fn make_snapshot(&mut self) {
+        if self.divergence().is_some() {
+            return;
         }
-        if !mutants::is_active("ends of an earlier lead are proposed") {
-            self.unproposed_ends.clear();
+        let job = self.snapshots.make(&self.config, self.node.store(), &self.state, &self.conf_state);
+        if let Some(job) = job {
+            self.output.snapshot = Some(job);
         }
-        self.unproposed_cancels.clear();
-        self.quarantine_ends = None;
-        self.hand_over_wanted = false;
-        // What an earlier lead proposed is applied before this node touches anything again (R1), or gone.
-        self.last_removal = 0;
+    }
+
+    /// A new term or role, or a state in doubt: what was certain before is not any more.
+    fn lose_certainty(&mut self, now: Nanos) {
+        if mutants::ROUNDS_SURVIVE_A_CHANGE_OF_LEAD.is_active()
+            && let Some(lead) = self.lead.get_mut()
+        {
+            lead.rounds_mut().take_all_for_confirmed();
+            self.serve_rounds(now);
+        }
         let leader = self.leader();
-        for call in interrupted {
-            if mutants::is_active("a change of lead is not told to waiters") {
-                continue;
-            }
-            self.output.reply(call, Err(Failure::Interrupted { leader }));
-        }
-        let in_doubt = std::mem::take(&mut self.renewals_in_doubt).into_values().flatten();
-        let in_rounds = match mutants::is_active("rounds survive a change of lead") {
-            false => self.rounds.fail_all(),
-            true => Vec::new(),
-        };
-        let patient = std::mem::take(&mut self.patient).into_iter().map(|(call, ..)| call);
-        // Nothing was done for any of these: they may ask the new leader.
-        for call in in_rounds.into_iter().chain(in_doubt).chain(patient) {
+        // R3: the memory of an earlier lead ends with it.
+        self.lead.end(leader, &mut self.output);
+        for call in self.arrivals.fail_all() {
             self.output.reply(call, Err(Failure::NotLeader { leader }));
         }
-        // These may yet be committed by whoever leads now.
+        if mutants::RE_ARM_BEFORE_THE_NO_OP.is_active() {
+            self.begin_to_lead(now, self.node.raft.term);
+        }
+        // The next leader may yet commit these.
         self.proposals.limit_wait(now.after(DOUBT_NANOS));
     }
 
-    /// `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced, so
-    /// that the same inputs always give the same elections.
-    fn fix_election_timeout(&mut self) {
-        let (member, raft) = (self.config.member.0, &mut self.node.raft);
-        let stood_in_vain = raft.vote == member && raft.leader_id == raft::INVALID_ID;
-        let ticks = if stood_in_vain {
-            ticks_after_split(member, raft.term, self.config.seed)
-        } else {
-            let voters = raft.prs().conf().voters().ids();
-            let ticks = ticks_in_line(member, raft.term, raft.leader_id, voters.iter());
-            // A leader without room refuses new grants for everybody. Not so one whose disk takes nothing at all: if another led,
-            // it could not even take what makes that one a leader.
-            if self.disk == DiskRoom::Reserve { ticks_behind_the_line(ticks) } else { ticks }
-        };
-        raft.set_randomized_election_timeout(ticks);
-    }
-
-    /// True while entries that this leader has on disk wait for the others. What is asked meanwhile does well to wait
-    /// for them and go into the log together.
+    /// True while entries that this leader has on disk wait for the others. Requests that come meanwhile should wait for
+    /// them, and go into the log together (group commit).
     pub fn is_committing(&self) -> bool {
         let raft = &self.node.raft;
         raft.state == StateRole::Leader && raft.raft_log.last_index() > raft.raft_log.committed
@@ -396,10 +408,14 @@ impl Replica {
     pub fn has_work(&self) -> bool {
         self.node.has_ready()
             || !self.output.is_empty()
-            || !self.repairs.is_empty()
-            || (!self.unapplied.is_empty() && !self.must_hand_over_to_leave())
+            || self.durability.has_repairs()
+            || (!self.applying.unapplied.is_empty() && !self.must_hand_over_to_leave())
             || self.snapshots.compaction_due().is_some()
-            || (self.leases.is_armed() && self.rounds.is_due())
+            || !self.stale_reads.is_empty()
+            || self
+                .lead
+                .get()
+                .is_some_and(|lead| lead.is_round_due(&self.arrivals) || lead.has_served(&self.state))
     }
 
     /// Begins a turn: what may be sent and answered now, and what must reach the disk before
@@ -408,30 +424,28 @@ impl Replica {
         assert!(self.ready.is_none(), "a turn in the middle of a turn");
         // R1: a round before an entry of this term is applied would prove nothing, and `raft` would
         // drop it without a word.
-        if self.leases.is_armed()
-            && let Some(context) = self.rounds.begin(self.config.member.0, self.node.raft.term)
+        if let Some(lead) = self.lead.get_mut()
+            && let Some(context) =
+                lead.begin_round(&mut self.arrivals, self.config.member.0, self.node.raft.term)
         {
             self.node.read_index(context);
         }
-        let mut persist = Persist { snapshot: None, records: std::mem::take(&mut self.repairs) };
+        let mut persist = Persist { snapshot: None, records: self.durability.take_repairs() };
         let mut must_save_hard_state = false;
         if self.node.has_ready() {
             let mut ready = self.node.ready();
-            let messages = self.in_parts(ready.take_messages());
-            if self.node.raft.term == self.durable_term
-                || mutants::is_active("a lone voter speaks before its vote is on disk")
-            {
-                self.output.messages.extend(messages);
-            } else {
-                self.held_messages = messages;
-            }
+            let messages = self.appends.in_parts(ready.take_messages());
+            self.durability.send(self.node.raft.term, messages, &mut self.output.messages);
             for confirmed in ready.take_read_states() {
-                self.rounds.confirm(&confirmed.request_ctx, confirmed.index);
+                if let Some(lead) = self.lead.get_mut() {
+                    lead.confirm_round(&confirmed.request_ctx, confirmed.index);
+                }
             }
             self.install(ready.snapshot(), &mut persist);
-            self.unapplied.extend(ready.take_committed_entries());
+            self.applying.unapplied.extend(ready.take_committed_entries());
             self.node.mut_store().append(ready.entries());
-            persist.records.extend(ready.entries().iter().map(LogRecord::entry));
+            let group = self.config.group;
+            persist.records.extend(ready.entries().iter().map(|entry| records::entry(group, entry)));
             self.snapshots.count_logged(ready.entries());
             must_save_hard_state = ready.must_sync();
             self.ready = Some(ready);
@@ -439,144 +453,141 @@ impl Replica {
         if !self.applies_later() {
             self.apply(now)?;
         }
-        self.compact(&mut persist);
+        persist.records.extend(self.snapshots.compact(&self.config, &mut self.node));
         // What is left unapplied waits for the commit index to reach the disk.
-        if must_save_hard_state || !self.unapplied.is_empty() || !persist.is_empty() {
+        if must_save_hard_state || !self.applying.unapplied.is_empty() || !persist.is_empty() {
             let mut hard_state = self.node.raft.hard_state();
-            if mutants::is_active("vote not persisted") {
+            if mutants::VOTE_NOT_PERSISTED.is_active() {
                 hard_state.vote = raft::INVALID_ID;
             }
-            self.saving = Some((hard_state.term, hard_state.commit));
-            persist.records.push(LogRecord::hard_state(&hard_state));
+            self.durability.save(&hard_state);
+            persist.records.push(records::hard_state(self.config.group, &hard_state));
         }
         self.serve_rounds(now);
+        self.serve_stale_reads(now);
         Ok(Turn { output: self.take_output(), persist })
     }
 
     /// Ends a turn whose records are on disk.
     pub fn end_turn(&mut self, now: Nanos) -> Result<Output, Fatal> {
-        if let Some((term, commit)) = self.saving.take() {
-            self.durable_term = term;
-            self.durable_commit = commit;
-        }
-        self.output.messages.append(&mut self.held_messages);
+        self.durability.saved(&mut self.output.messages);
         let applies_later = self.applies_later();
         if let Some(mut ready) = self.ready.take() {
-            let messages = self.in_parts(ready.take_persisted_messages());
+            let messages = self.appends.in_parts(ready.take_persisted_messages());
             self.output.messages.extend(messages);
             let mut light = self.node.advance_append(ready);
-            let messages = self.in_parts(light.take_messages());
+            let messages = self.appends.in_parts(light.take_messages());
             self.output.messages.extend(messages);
-            self.unapplied.extend(light.take_committed_entries());
+            self.applying.unapplied.extend(light.take_committed_entries());
         }
         if !applies_later {
             self.apply(now)?;
         }
         self.node.advance_apply_to(self.state.revision());
         self.serve_rounds(now);
-        for (call, command, wait) in std::mem::take(&mut self.feasible) {
-            self.propose(now, call, command, wait);
-        }
+        self.propose_feasible(now);
         self.settle(now);
-        self.snapshot_if_due();
+        if self.snapshots.is_due(self.state.revision(), &self.config) {
+            self.make_snapshot();
+        }
         Ok(self.take_output())
     }
 
-    /// True if what is committed is applied in the next turn, not in this one: what a follower has to write the leader
-    /// waits for, and what it has to apply can wait until it has told of that.
+    /// True if what is committed is applied in the next turn, not in this one. The leader waits for what a follower
+    /// writes; what the follower applies can wait until it has acknowledged that.
     fn applies_later(&self) -> bool {
         let has_entries = self.ready.as_ref().is_some_and(|ready| !ready.entries().is_empty());
         has_entries && self.node.raft.state == StateRole::Follower
     }
 
-    /// `raft` puts all entries for a peer into one message, however many they are; it leaves as several that are not too
-    /// large for anybody. Notes also what they tell of commits.
-    fn in_parts(&mut self, messages: Vec<eraftpb::Message>) -> Vec<eraftpb::Message> {
-        let mut parts = Vec::with_capacity(messages.len());
-        for message in messages {
-            if message.get_msg_type() != eraftpb::MessageType::MsgAppend {
-                parts.push(message);
-                continue;
-            }
-            self.told_commit = self.told_commit.max(message.commit);
-            split_append(message, &mut parts);
-        }
-        parts
-    }
-
     fn take_output(&mut self) -> Output {
         for (call, _) in &self.output.replies {
-            self.waits.answered(*call);
+            self.arrivals.answered(*call);
+        }
+        let factor = self.timing.factor();
+        if factor > 1 && !mutants::THE_TIMING_FACTOR_IS_NEVER_TOLD.is_active() {
+            for message in &mut self.output.messages {
+                wire::tell_timing_factor(message, factor);
+            }
         }
         std::mem::take(&mut self.output)
     }
 
-    /// R1, R3: from the first applied entry of its own term on, a leader that votes times leases.
-    pub(crate) fn arm_if_leading(&mut self, now: Nanos, applied_term: u64) {
+    /// R1: from the first applied entry of its own term on, a leader that votes leads, and times leases.
+    fn begin_to_lead(&mut self, now: Nanos, applied_term: u64) {
         let raft = &self.node.raft;
-        if !self.leases.is_armed()
+        if !self.lead.is_some()
             && raft.state == StateRole::Leader
             && applied_term == raft.term
             && raft.prs().conf().voters().contains(self.config.member.0)
             && self.divergence().is_none()
         {
-            // R7: the time of a lease that waits for its grant has not begun.
-            let running = self.state.leases().filter(|(_, lease)| !lease.is_waiting);
-            let leases: Vec<(LeaseId, Ttl)> = running.map(|(id, lease)| (id, lease.ttl)).collect();
-            self.leases.arm(now, leases.into_iter());
-            self.waits.arm(now, self.state.waits());
-            self.begin_quarantine(now);
-            // R8: a stall before the first tick is one too.
-            self.last_tick.get_or_insert(now);
+            self.lead.begin(Lead::new(now, &self.config, &self.state));
+            self.contact.begin(now);
         }
     }
 
-    pub(crate) fn join_round(&mut self, call: CallId, wish: Wish) {
-        if !self.rounds.join(call, wish) {
+    fn join_round(&mut self, call: CallId, wish: Wish) {
+        let has_joined = match crate::mutants::hastens(&wish) {
+            false => self.arrivals.join(call, wish),
+            true => crate::mutants::hasten(&mut self.lead, &mut self.arrivals, call, wish),
+        };
+        if !has_joined {
             self.output.reply(call, Err(Failure::Busy));
         }
     }
 
-    /// Answers those whose round is confirmed and applied, each in one step with its check.
+    /// Answers those whose round is confirmed and applied.
     fn serve_rounds(&mut self, now: Nanos) {
-        for Waiter { call, wish } in self.rounds.take_served(self.state.revision()) {
-            match wish {
-                Wish::Renew { lease, holds, arrival } => match self.leases.renew(lease, arrival) {
-                    Renewal::Renewed(ttl) => {
-                        // As of the round: what was granted or ended since the client asked counts too, and
-                        // the client knows what it had under way.
-                        let holds_differ = holds.is_some_and(|told| self.state.holds_of(lease) != Some(told));
-                        self.output.reply(call, Ok(Response::Renewed { ttl, holds_differ }));
-                    }
-                    Renewal::Expiring => self.renewals_in_doubt.entry(lease).or_default().push(call),
-                    Renewal::Gone => {
-                        self.output.reply(call, Err(Failure::Refused(Refusal::LeaseNotFound { lease })));
-                    }
-                },
-                Wish::Read(query) => {
-                    let answer = reads::answer(&self.state, &self.leases, now, &query);
-                    self.output.reply(call, answer);
-                }
-                Wish::Check { command, wait } => match self.state.check(&command) {
-                    // What it names may have been taken in after it.
-                    Err(_) if self.may_name_later(&command) => self.feasible.push((call, command, wait)),
-                    Err(refusal) => {
-                        let failure = self.refused(now, refusal);
-                        self.output.reply(call, Err(failure));
-                    }
-                    // R10: the same request id, the same place.
-                    Ok(Some(Reply::Waiting { ticket })) => {
-                        self.park(now, ticket, Returned { call, command, wait });
-                    }
-                    Ok(Some(reply)) => self.output.reply(call, Ok(Response::Applied(reply))),
-                    Ok(None) => self.feasible.push((call, command, wait)),
-                },
-            }
+        if let Some(lead) = self.lead.get_mut() {
+            lead.serve_rounds(now, &self.state, &self.proposals, &mut self.arrivals, &mut self.output);
         }
     }
 
+    /// Answers those who are content with what this replica knows, as many as a turn has time for.
+    fn serve_stale_reads(&mut self, now: Nanos) {
+        let mut units = 0;
+        while units < UNITS_A_TURN
+            && let Some((call, query)) = self.stale_reads.pop_front()
+        {
+            let answer = match self.divergence() {
+                // Only a round says that the deadlines are those of the leader.
+                None => reads::answer(&self.state, None, now, &query),
+                Some(_) => Err(Failure::Diverged),
+            };
+            units += 1 + reads::units(&query, &answer);
+            self.output.reply(call, answer);
+        }
+    }
+
+    /// Its standing now.
+    pub fn status(&self) -> Status {
+        status::status(self)
+    }
+
+    /// [`Status::has_removed`] without the rest.
+    pub fn has_removed(&self, member: MemberId) -> bool {
+        status::is_removed(member, &self.state, &self.conf_state)
+    }
+
+    /// The members of the applied configuration that vote in the one that is to be: while two are joint, in
+    /// the later.
+    pub fn voters(&self) -> &[u64] {
+        &self.conf_state.voters
+    }
+
+    /// Term, role, and whether it may touch leases (R1): the short form of [`Replica::status`].
+    pub fn standing(&self) -> (u64, Role, bool) {
+        (self.node.raft.term, status::role(self.node.raft.state), self.lead.is_some())
+    }
+
+    /// The applied state.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
     /// Who leads, as far as this replica knows.
-    pub(crate) fn leader(&self) -> Option<MemberId> {
+    fn leader(&self) -> Option<MemberId> {
         let leader = self.node.raft.leader_id;
         (leader != raft::INVALID_ID).then_some(MemberId(leader))
     }

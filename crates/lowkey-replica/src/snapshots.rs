@@ -9,26 +9,27 @@
 //! start from them.
 //!
 //! A peer that is too far behind for the log gets the newest snapshot that is on disk; the log holds
-//! every entry behind that one. `raft` names it in a message, and whoever sends the message adds the
+//! every entry behind that one. `raft` names it in a message, and the server, which sends the message, adds the
 //! file. On the other side it comes as a [`ReceivedSnapshot`], checked and decoded before it gets
 //! here, and replaces log and state at once.
+//!
+//! If the file of the newest snapshot is found damaged or gone, the next one cannot be made from it. It is then made of
+//! the live state, whatever its size: that pauses the replica, but without it the log would grow for ever.
 
 mod job;
 mod received;
 
-use lowkey_core::{MemberId, State, mutants};
-use raft::eraftpb::{self, SnapshotMetadata};
-use raft::{ProgressState, SnapshotStatus, StateRole, Storage as _};
+use lowkey_core::{State, mutants};
+use lowkey_record::Record;
+use raft::eraftpb::{self, ConfState, SnapshotMetadata};
+use raft::{ProgressState, RawNode, StateRole, Storage as _};
 
 use self::job::Source;
 pub(crate) use self::job::replay;
 pub use self::job::{JobError, SnapshotJob};
 pub use self::received::ReceivedSnapshot;
 use crate::config::Config;
-use crate::input::DiskRoom;
-use crate::log_store::entry_bytes;
-use crate::output::{LogRecord, Persist, SnapshotFile};
-use crate::replica::Replica;
+use crate::log::{LogStore, entry_bytes, records};
 use crate::wire::{self, SnapshotParts};
 
 /// How long after a failure the next snapshot is tried: 3 s.
@@ -48,6 +49,8 @@ pub(crate) struct Snapshots {
     pause_ticks: u32,
     /// The last that was begun could not be made.
     has_failed: bool,
+    /// The file of the newest is damaged or gone: the next is made of the live state, and at once.
+    is_lost: bool,
     /// Bytes of entries logged since the newest snapshot was begun.
     logged_bytes: u64,
     /// A snapshot that was saved and whose log can be cut.
@@ -64,6 +67,7 @@ impl Snapshots {
             being_made: None,
             pause_ticks: 0,
             has_failed: false,
+            is_lost: false,
             logged_bytes: 0,
             compaction_due: None,
             received: None,
@@ -79,6 +83,17 @@ impl Snapshots {
             self.pause_ticks = FAILURE_TICKS;
             self.has_failed = true;
         }
+    }
+
+    /// The file of this snapshot cannot be used; true if that is the newest. One that newer ones have replaced is not
+    /// missed.
+    pub(crate) fn lost(&mut self, index: u64) -> bool {
+        let is_newest = index == self.saved;
+        if is_newest {
+            self.is_lost = true;
+            self.pause_ticks = 0;
+        }
+        is_newest
     }
 
     pub(crate) fn tick(&mut self) {
@@ -101,156 +116,103 @@ impl Snapshots {
     }
 
     /// Making one costs as much as the state is large, so the larger the last one was, the more entries
-    /// it takes to the next: whatever the size, an entry bears about the same share.
-    fn is_due(&self, applied: u64, config: &Config) -> bool {
+    /// it takes to the next: at any size, an entry bears about the same share.
+    pub(crate) fn is_due(&self, applied: u64, config: &Config) -> bool {
         let entries = applied.saturating_sub(self.saved);
-        entries >= config.snapshot_entries.max(self.saved_bytes / config.snapshot_bytes_per_entry)
+        self.is_lost
+            || entries >= config.snapshot_entries.max(self.saved_bytes / config.snapshot_bytes_per_entry)
             || self.logged_bytes >= config.snapshot_bytes.max(2 * self.saved_bytes)
     }
-}
 
-impl Replica {
-    /// Has a snapshot of the applied state made when enough has happened since the last.
-    pub(crate) fn snapshot_if_due(&mut self) {
-        if self.snapshots.is_due(self.state.revision(), &self.config) {
-            self.make_snapshot();
+    /// A snapshot of the applied state, unless one is being made already.
+    pub(crate) fn make(
+        &mut self,
+        config: &Config,
+        store: &LogStore,
+        state: &State,
+        conf_state: &ConfState,
+    ) -> Option<SnapshotJob> {
+        let (base, applied) = (self.saved, state.revision());
+        let is_new = applied > base || self.is_lost;
+        if self.being_made.is_some() || self.pause_ticks > 0 || base == 0 || !is_new {
+            return None;
         }
-    }
-
-    /// Has a snapshot of the applied state made, unless one is being made already.
-    pub(crate) fn make_snapshot(&mut self) {
-        // Nobody is to begin from a state that is in doubt.
-        if self.divergence().is_some() {
-            return;
-        }
-        let applied = self.state.revision();
-        let snapshots = &mut self.snapshots;
-        let base = snapshots.saved;
-        if snapshots.being_made.is_some() || snapshots.pause_ticks > 0 || base == 0 || applied <= base {
-            return;
-        }
-        let store = self.node.store();
-        let source = if snapshots.is_small(&self.config) {
-            Source::State(self.state.encode_snapshot())
-        } else {
-            let Some(entries) = store.between(base, applied) else { return };
-            Source::Entries(entries)
+        let source = match self.is_lost || self.is_small(config) {
+            true => Source::State(state.encode_snapshot()),
+            false => Source::Entries(store.between(base, applied)?),
         };
         let mut metadata = SnapshotMetadata { index: applied, ..Default::default() };
         metadata.term = store.term(applied).expect("an applied entry behind the last snapshot is in the log");
-        metadata.set_conf_state(self.conf_state.clone());
-        snapshots.being_made = Some(metadata.clone());
-        if mutants::is_active("log cut before its snapshot is on disk") {
-            snapshots.compaction_due = Some(applied);
+        metadata.set_conf_state(conf_state.clone());
+        self.being_made = Some(metadata.clone());
+        if mutants::LOG_CUT_BEFORE_ITS_SNAPSHOT_IS_ON_DISK.is_active() {
+            self.compaction_due = Some(applied);
         }
-        snapshots.logged_bytes = 0;
-        self.output.snapshot = Some(SnapshotJob::new(base, metadata, source));
+        self.logged_bytes = 0;
+        Some(SnapshotJob::new(base, metadata, source))
     }
 
-    pub(crate) fn snapshot_saved(&mut self, index: u64, size_bytes: u64) {
-        let snapshots = &mut self.snapshots;
-        if let Some(metadata) = snapshots.being_made.take_if(|metadata| metadata.index == index) {
-            snapshots.saved = index;
-            snapshots.saved_bytes = size_bytes;
-            snapshots.has_failed = false;
-            snapshots.compaction_due = Some(index);
-            self.node.mut_store().set_saved(metadata);
+    /// The snapshot of this index is on disk.
+    pub(crate) fn saved(&mut self, index: u64, size_bytes: u64, store: &mut LogStore) {
+        if let Some(metadata) = self.being_made.take_if(|metadata| metadata.index == index) {
+            self.saved = index;
+            self.saved_bytes = size_bytes;
+            self.has_failed = false;
+            self.is_lost = false;
+            self.compaction_due = Some(index);
+            store.set_saved(metadata);
         }
     }
 
-    /// Cuts the log behind a snapshot that is on disk.
-    pub(crate) fn compact(&mut self, persist: &mut Persist) {
-        let Some(snapshot_index) = self.snapshots.compaction_due.take() else { return };
-        let index = self.cut_index(snapshot_index);
-        let store = self.node.mut_store();
+    /// Cuts the log behind a snapshot that is on disk; gives the record that says so.
+    pub(crate) fn compact(&mut self, config: &Config, node: &mut RawNode<LogStore>) -> Option<Record> {
+        let index = cut_index(self.compaction_due.take()?, config, node);
+        let store = node.mut_store();
         if index <= store.compacted_index() {
-            return;
+            return None;
         }
         let term = store.term(index).expect("an entry between two compactions is in the log");
         store.compact(index);
-        persist.records.push(LogRecord::compaction(index, term));
+        Some(records::compaction(config.group, index, term))
     }
 
-    /// How far the log can be cut behind a snapshot. A leader keeps more than the usual tail for a peer
-    /// that is slow, or that is just being sent an older snapshot, or it would be sent snapshots for
-    /// ever; but not without bounds.
-    fn cut_index(&self, snapshot_index: u64) -> u64 {
-        let usual = snapshot_index.saturating_sub(self.config.tail_entries);
-        let raft = &self.node.raft;
-        if raft.state != StateRole::Leader {
-            return usual;
-        }
-        let peers = raft.prs().iter().filter(|(id, _)| **id != self.config.member.0);
-        let kept_from = peers.filter_map(|(_, progress)| match progress.state {
-            ProgressState::Replicate => Some(progress.matched),
-            ProgressState::Snapshot => Some(progress.pending_snapshot),
-            // One that does not answer is not slow but gone.
-            ProgressState::Probe => progress.recent_active.then(|| progress.next_idx.saturating_sub(1)),
-        });
-        match kept_from.min() {
-            Some(needed) if needed < usual => {
-                let lowest = needed.max(usual.saturating_sub(self.config.slow_entries_max));
-                self.node.store().lowest_cut(lowest, usual, self.config.slow_bytes_max)
-            }
-            _ => usual,
-        }
+    /// A snapshot came from the leader, and `raft` has taken it.
+    pub(crate) fn receive(&mut self, payload: Vec<u8>, state: State) {
+        self.received = Some((payload, state));
     }
 
-    pub(crate) fn snapshot_sent(&mut self, to: MemberId, delivered: bool) {
-        let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
-        // `raft` pauses a peer until it hears of this.
-        self.node.report_snapshot(to.0, status);
-    }
-
-    /// Takes in a snapshot from the leader, unless `raft` has no use for it.
-    pub(crate) fn receive_snapshot(&mut self, received: ReceivedSnapshot) {
-        let ReceivedSnapshot { message, payload, state } = received;
-        // A disk without room cannot take it; the leader will send it again.
-        if !self.is_for_this(&message)
-            || self.disk == DiskRoom::Exhausted
-            || state.cluster() != self.state.cluster()
-        {
-            return;
-        }
-        let offered = position(message.get_snapshot());
-        let _ = self.node.step(message);
-        if self.node.raft.snap().map(position) == Some(offered) {
-            self.snapshots.received = Some((payload, state));
-        }
-    }
-
-    /// Begins anew from a snapshot that came from the leader, if there is one.
-    pub(crate) fn install(&mut self, snapshot: &eraftpb::Snapshot, persist: &mut Persist) {
-        let metadata = snapshot.get_metadata();
-        let (index, term) = (metadata.index, metadata.term);
-        if index == 0 {
-            return;
-        }
-        let received = self.snapshots.received.take();
+    /// What `raft` installs in this turn.
+    pub(crate) fn take_received(&mut self, index: u64) -> (Vec<u8>, State) {
+        let received = self.received.take();
         let (payload, state) = received.expect("a snapshot that `raft` has taken came with its state");
         assert_eq!(state.revision(), index, "`raft` has taken another snapshot than came last");
-        // Whatever still waited to be applied is committed, and so within the snapshot.
-        self.unapplied.clear();
-        self.node.mut_store().reset(index, term);
-        self.node.mut_store().set_saved(metadata.clone());
-        for proposal in self.proposals.take_through(index) {
-            self.output.reply(proposal.call, Err(crate::output::Failure::OutcomeUnknown));
-        }
-        self.state = state;
-        self.applied_term = term;
-        self.begin_anew(index);
-        // What was applied before is part of what is lost.
-        self.output.changes.clear();
-        self.output.history_lost = Some(index);
-        self.conf_state = metadata.get_conf_state().clone();
-        self.snapshots = Snapshots::new(index, payload.len() as u64);
-        persist.records.push(LogRecord::reset(index, term));
-        persist.snapshot = Some(SnapshotFile { index, payload });
+        (payload, state)
     }
 }
 
-fn position(snapshot: &eraftpb::Snapshot) -> (u64, u64) {
-    (snapshot.get_metadata().index, snapshot.get_metadata().term)
+/// How far the log can be cut behind a snapshot. A leader keeps more than the usual tail for a peer
+/// that is slow, or that is just being sent an older snapshot, or it would be sent snapshots for
+/// ever; but not without bounds.
+fn cut_index(snapshot_index: u64, config: &Config, node: &RawNode<LogStore>) -> u64 {
+    let usual = snapshot_index.saturating_sub(config.tail_entries);
+    let raft = &node.raft;
+    if raft.state != StateRole::Leader {
+        return usual;
+    }
+    let peers = raft.prs().iter().filter(|(id, _)| **id != config.member.0);
+    let kept_from = peers.filter_map(|(_, progress)| match progress.state {
+        ProgressState::Replicate => Some(progress.matched),
+        ProgressState::Snapshot => Some(progress.pending_snapshot),
+        // One that does not answer is not slow but gone.
+        ProgressState::Probe => progress.recent_active.then(|| progress.next_idx.saturating_sub(1)),
+    });
+    match kept_from.min() {
+        Some(needed) if needed < usual => {
+            let lowest = needed.max(usual.saturating_sub(config.slow_entries_max));
+            node.store().lowest_cut(lowest, usual, config.slow_bytes_max)
+        }
+        _ => usual,
+    }
 }
 
 /// The state of a snapshot, checked against its hash and its position.

@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use lowkey_core::{DIGEST_VERSION, MemberId};
+use lowkey_core::{DIGEST_VERSION, GroupId, MemberId};
 use prost::Message as _;
 use raft::eraftpb;
 
 use crate::guard::Report;
 use crate::input::Input;
+use crate::replica::FACTOR_MAX;
 
 /// A higher term is not the work of elections, at ten a second in three billion years, but of an
 /// error; `raft` would follow it, and could not count beyond the last one.
@@ -74,6 +75,9 @@ struct MessageProto {
     /// Not one of `raft`'s messages, but what a replica says of its state.
     #[prost(message, optional, tag = "17")]
     report: Option<ReportProto>,
+    /// Of a heartbeat: how patient all are to be. Absent means 1, also to nodes of versions that know of none.
+    #[prost(uint32, tag = "18")]
+    timing_factor: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -243,9 +247,10 @@ impl SnapshotParts {
 
 /// A message for another replica of the group. Of a snapshot it only says which; see
 /// [`crate::ReceivedSnapshot`].
-pub fn encode_message(group: u32, message: eraftpb::Message) -> Vec<u8> {
+pub fn encode_message(group: GroupId, message: eraftpb::Message) -> Vec<u8> {
     let snapshot = (message.get_msg_type() == eraftpb::MessageType::MsgSnapshot)
         .then(|| to_snapshot_head(message.get_snapshot().get_metadata()));
+    let timing_factor = timing_factor(&message);
     let mut message = message;
     MessageProto {
         kind: message_kind(message.get_msg_type()),
@@ -263,19 +268,43 @@ pub fn encode_message(group: u32, message: eraftpb::Message) -> Vec<u8> {
         reject_hint: message.reject_hint,
         context: message.context.to_vec(),
         priority: message.priority,
-        group,
+        group: group.0,
         report: None,
+        timing_factor: match timing_factor {
+            1 => 0,
+            stretched => stretched,
+        },
     }
     .encode_to_vec()
 }
 
+/// How patient all are to be, says a heartbeat: from 1 to 4, and 1 where nothing is said.
+///
+/// In memory the factor stands in a field of `raft`'s message that `raft` reads in no heartbeat, and that is never on
+/// the wire.
+pub fn timing_factor(message: &eraftpb::Message) -> u32 {
+    match message.get_msg_type() {
+        eraftpb::MessageType::MsgHeartbeat => {
+            u32::try_from(message.deprecated_priority).unwrap_or(FACTOR_MAX).clamp(1, FACTOR_MAX)
+        }
+        _ => 1,
+    }
+}
+
+/// Has a heartbeat say it; other messages stay as they are.
+pub(crate) fn tell_timing_factor(message: &mut eraftpb::Message, factor: u32) {
+    if message.get_msg_type() == eraftpb::MessageType::MsgHeartbeat {
+        message.deprecated_priority = if factor > 1 { factor.into() } else { 0 };
+    }
+}
+
 /// What a replica says of its state, for another replica of the group.
-pub fn encode_report(group: u32, report: Report) -> Vec<u8> {
+pub fn encode_report(group: GroupId, report: Report) -> Vec<u8> {
     let Report { from, to, index, digest, wants_answer } = report;
     MessageProto {
         to: to.0,
         from: from.0,
-        group,
+        group: group.0,
         report: Some(ReportProto { index, digest, wants_answer }),
         ..Default::default()
     }
@@ -283,9 +312,9 @@ pub fn encode_report(group: u32, report: Report) -> Vec<u8> {
 }
 
 /// Reads what another replica says, and the group that it is for.
-pub fn decode(bytes: &[u8]) -> Result<(u32, Said), WireError> {
+pub fn decode(bytes: &[u8]) -> Result<(GroupId, Said), WireError> {
     let proto = MessageProto::decode(bytes)?;
-    let group = proto.group;
+    let group = GroupId::told(proto.group);
     let said = match proto.report {
         None => Said::Message(from_message(proto)?),
         Some(_) if proto.from == 0 => return Err(WireError("a report without a sender".into())),
@@ -298,7 +327,7 @@ pub fn decode(bytes: &[u8]) -> Result<(u32, Said), WireError> {
 }
 
 /// Reads a message of `raft`'s, and nothing else, and the group that it is for.
-pub fn decode_message(bytes: &[u8]) -> Result<(u32, eraftpb::Message), WireError> {
+pub fn decode_message(bytes: &[u8]) -> Result<(GroupId, eraftpb::Message), WireError> {
     match decode(bytes)? {
         (group, Said::Message(message)) => Ok((group, message)),
         (_, Said::Report(_)) => Err(WireError("a report where a message is due".into())),
@@ -334,6 +363,7 @@ fn from_message(proto: MessageProto) -> Result<eraftpb::Message, WireError> {
     message.reject = proto.reject;
     message.reject_hint = proto.reject_hint;
     message.context = proto.context.into();
+    tell_timing_factor(&mut message, proto.timing_factor.min(FACTOR_MAX));
     match (message.get_msg_type(), proto.snapshot) {
         (eraftpb::MessageType::MsgSnapshot, Some(snapshot)) => {
             message.mut_snapshot().set_metadata(from_snapshot_head(snapshot)?);

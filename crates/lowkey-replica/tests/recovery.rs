@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 
-use lowkey_core::{ClusterId, Command, MemberId, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Ttl};
+use lowkey_core::{
+    ClusterId, Command, GroupId, MemberId, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Ttl,
+};
 use lowkey_replica::{
-    CallId, Config, Found, Input, LogRecord, Nanos, Persist, RecordKind, Replica, Request, SnapshotFile,
-    found,
+    CallId, Config, Found, Input, Nanos, Persist, Record, RecordKind, Replica, Request, SnapshotFile, found,
 };
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
@@ -13,7 +14,7 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 /// A lone node's disk after some entries: a snapshot at 5, the log cut behind 3, entries 4 to 8.
 struct Disk {
     snapshots: Vec<SnapshotFile>,
-    records: Vec<LogRecord>,
+    records: Vec<Record>,
 }
 
 impl Disk {
@@ -26,7 +27,7 @@ impl Disk {
             http_address: "n1:8080".into(),
             command_version: 1,
         };
-        let founding = found(CLUSTER, node);
+        let founding = found(GroupId::ROOT, CLUSTER, node);
         let mut disk = Self { snapshots: vec![founding.snapshot], records: founding.records };
         let mut replica = recover(disk.found()).expect("a founder's disk is whole");
         disk.run(&mut replica);
@@ -61,7 +62,7 @@ impl Disk {
     fn found(&self) -> Found {
         let mut found =
             Found { snapshot: self.snapshots.last().map(|file| file.payload.clone()), ..Found::default() };
-        for LogRecord { kind, index, payload } in self.records.iter().cloned() {
+        for Record { kind, index, payload, .. } in self.records.iter().cloned() {
             match kind {
                 RecordKind::Entry => {
                     found.entries.retain(|(at, _)| *at < index);
@@ -76,6 +77,7 @@ impl Disk {
                     found.entries.clear();
                     found.compaction = Some((index, payload));
                 }
+                RecordKind::ConfState => unreachable!("a replica keeps its members in snapshots and entries"),
             }
         }
         found
@@ -83,7 +85,7 @@ impl Disk {
 }
 
 fn recover(found: Found) -> Result<Replica, String> {
-    let mut config = Config::new(1, MemberId(1), 1);
+    let mut config = Config::new(GroupId::ROOT, MemberId(1), 1);
     config.snapshot_entries = 4;
     config.snapshot_bytes_per_entry = 64 * 1024;
     config.tail_entries = 2;
@@ -188,7 +190,8 @@ fn a_gap_in_the_log_is_refused() {
 #[test]
 fn another_clusters_snapshot_is_refused() {
     let other = ClusterId([8; 16]);
-    let Err(error) = Replica::recover(Config::new(1, MemberId(1), 1), other, Disk::new().found()) else {
+    let Err(error) = Replica::recover(Config::new(GroupId::ROOT, MemberId(1), 1), other, Disk::new().found())
+    else {
         panic!("another cluster's snapshot was taken");
     };
     assert_eq!(

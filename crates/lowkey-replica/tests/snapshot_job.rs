@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use lowkey_core::{
-    AcquireWith, ClusterId, Command, GrantRef, LeaseId, LockName, Mode, NodeIdentity, NodeInfo, NodeName,
-    OwnerId, RequestId, Scope, State, Ttl, Value, WaitTime,
+    AcquireWith, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, Mode, NodeIdentity, NodeInfo,
+    NodeName, OwnerId, RequestId, Scope, State, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{
     CallId, Config, Found, Input, MILLISECOND, Nanos, Replica, Request, SnapshotJob, found,
@@ -85,7 +85,7 @@ impl Node {
             http_address: "n1:8080".into(),
             command_version: 1,
         };
-        let founding = found(CLUSTER, info);
+        let founding = found(GroupId::ROOT, CLUSTER, info);
         let on_disk = Found {
             snapshot: Some(founding.snapshot.payload.clone()),
             hard_state: Some(founding.records[0].payload.clone()),
@@ -97,7 +97,7 @@ impl Node {
             snapshot_bytes_per_entry: 64 * 1024,
             snapshot_at_once_bytes: if at_once { u64::MAX } else { 0 },
             tail_entries: 3,
-            ..Config::new(1, founding.member, 1)
+            ..Config::new(GroupId::ROOT, founding.member, 1)
         };
         let mut node = Self {
             replica: Replica::recover(config, CLUSTER, on_disk).expect("a founder's disk is whole"),
@@ -119,8 +119,8 @@ impl Node {
     fn run(&mut self) {
         while self.replica.has_work() {
             let turn = self.replica.begin_turn(self.now).expect("a turn begins");
-            assert!(turn.output.snapshot.is_none(), "nobody asks for one");
-            if let Some(job) = self.replica.end_turn(self.now).expect("a turn ends").snapshot {
+            let end = self.replica.end_turn(self.now).expect("a turn ends");
+            if let Some(job) = turn.output.snapshot.or(end.snapshot) {
                 let state = self.replica.state();
                 assert_eq!(state.revision(), job.index());
                 assert!(self.job.is_none(), "one at a time");
@@ -241,4 +241,47 @@ proptest! {
         node.make();
         prop_assert!(node.made > 0, "no snapshot was ever due");
     }
+}
+
+#[test]
+fn a_snapshot_whose_file_is_lost_is_made_anew_of_the_live_state() {
+    let mut node = Node::new(5, false);
+    let until_due = |node: &mut Node| {
+        while node.job.is_none() {
+            node.act(&Action::CreateLease);
+        }
+    };
+    until_due(&mut node);
+    node.make();
+    until_due(&mut node);
+    let (job, _) = node.job.take().unwrap();
+    let (index, base) = (job.index(), job.base());
+    assert!(job.needs_base());
+    node.step(Input::SnapshotFailed { index });
+    node.step(Input::SnapshotLost { index: base - 1 });
+    assert!(node.job.is_none(), "an older one is not missed");
+    node.step(Input::SnapshotLost { index: base });
+    let (job, live) = node.job.take().expect("another one is made at once");
+    assert!(!job.needs_base());
+    node.files.remove(&base);
+    node.files.insert(base, Vec::new());
+    node.job = Some((job, live));
+    node.make();
+    until_due(&mut node);
+    assert!(node.job.as_ref().unwrap().0.needs_base(), "from then on as always");
+    node.make();
+}
+
+#[test]
+fn a_lost_snapshot_is_made_anew_also_where_nothing_has_happened_since() {
+    let mut node = Node::new(5, false);
+    while node.job.is_none() {
+        node.act(&Action::CreateLease);
+    }
+    node.make();
+    let newest = *node.files.keys().last().unwrap();
+    node.step(Input::SnapshotLost { index: newest });
+    let (job, _) = node.job.as_ref().expect("another one is made at once");
+    assert!(!job.needs_base() && job.index() >= newest);
+    node.make();
 }

@@ -1,6 +1,6 @@
 //! What travels between replicas: read back as it was written, and never trusted.
 
-use lowkey_core::{ClusterId, MemberId, NodeIdentity, NodeInfo, NodeName};
+use lowkey_core::{ClusterId, GroupId, MemberId, NodeIdentity, NodeInfo, NodeName};
 use lowkey_replica::{Config, Input, Message, MessageType, Nanos, Replica, found, wire};
 
 const PEER_KINDS: [MessageType; 10] = [
@@ -83,15 +83,15 @@ impl Numbers {
 fn every_kind_of_a_peers_message_is_read_back_as_it_was_written() {
     for kind in PEER_KINDS {
         let message = message(kind);
-        let bytes = wire::encode_message(11, message.clone());
-        assert_eq!(wire::decode_message(&bytes), Ok((11, message)), "{kind:?}");
+        let bytes = wire::encode_message(GroupId(11), message.clone());
+        assert_eq!(wire::decode_message(&bytes), Ok((GroupId(11), message)), "{kind:?}");
     }
 }
 
 #[test]
 fn kinds_that_a_node_only_sends_to_itself_are_refused() {
     for kind in OTHER_KINDS {
-        let bytes = wire::encode_message(1, message(kind));
+        let bytes = wire::encode_message(GroupId::ROOT, message(kind));
         let error = wire::decode_message(&bytes).expect_err("a local message came from the network");
         assert!(error.to_string().contains("which no peer may send"), "{kind:?}: {error}");
     }
@@ -104,7 +104,7 @@ fn a_message_without_term_or_sender_is_refused() {
     let mut without_sender = message(MessageType::MsgHeartbeat);
     without_sender.from = 0;
     for message in [without_term, without_sender] {
-        assert!(wire::decode_message(&wire::encode_message(1, message)).is_err());
+        assert!(wire::decode_message(&wire::encode_message(GroupId::ROOT, message)).is_err());
     }
 }
 
@@ -113,7 +113,7 @@ fn a_message_with_a_priority_is_refused() {
     for priority in [-1, 1, i64::MAX] {
         let mut message = message(MessageType::MsgRequestPreVote);
         message.priority = priority;
-        assert!(wire::decode_message(&wire::encode_message(1, message)).is_err());
+        assert!(wire::decode_message(&wire::encode_message(GroupId::ROOT, message)).is_err());
     }
 }
 
@@ -122,11 +122,14 @@ fn entries_out_of_order_are_refused() {
     for (at, index) in [(0, 7), (0, 9), (1, 8), (1, 10)] {
         let mut message = message(MessageType::MsgAppend);
         message.mut_entries()[at].index = index;
-        assert!(wire::decode_message(&wire::encode_message(1, message)).is_err(), "{at} is {index}");
+        assert!(
+            wire::decode_message(&wire::encode_message(GroupId::ROOT, message)).is_err(),
+            "{at} is {index}"
+        );
     }
     let mut message = message(MessageType::MsgAppend);
     message.index = u64::MAX;
-    assert!(wire::decode_message(&wire::encode_message(1, message)).is_err());
+    assert!(wire::decode_message(&wire::encode_message(GroupId::ROOT, message)).is_err());
 }
 
 #[test]
@@ -139,7 +142,7 @@ fn a_snapshot_without_position_or_voters_is_refused() {
     let mut without_voters = whole;
     without_voters.mut_snapshot().mut_metadata().mut_conf_state().voters.clear();
     for message in [without_index, without_term, without_voters] {
-        assert!(wire::decode_message(&wire::encode_message(1, message)).is_err());
+        assert!(wire::decode_message(&wire::encode_message(GroupId::ROOT, message)).is_err());
     }
 }
 
@@ -157,7 +160,7 @@ fn random_bytes_never_panic() {
 fn mutated_messages_never_panic() {
     let mut numbers = Numbers(4711);
     let originals: Vec<Vec<u8>> =
-        PEER_KINDS.iter().map(|kind| wire::encode_message(1, message(*kind))).collect();
+        PEER_KINDS.iter().map(|kind| wire::encode_message(GroupId::ROOT, message(*kind))).collect();
     for round in 0..50_000 {
         let mut bytes = originals[round % originals.len()].clone();
         for _ in 0..=numbers.below(3) {
@@ -195,7 +198,7 @@ fn leader() -> Replica {
         http_address: String::new(),
         command_version: 1,
     };
-    let founding = found(CLUSTER, node);
+    let founding = found(GroupId::ROOT, CLUSTER, node);
     let hard_state = founding.records[0].payload.clone();
     let on_disk = lowkey_replica::Found {
         snapshot: Some(founding.snapshot.payload),
@@ -203,7 +206,7 @@ fn leader() -> Replica {
         compaction: Some((founding.records[1].index, founding.records[1].payload.clone())),
         ..Default::default()
     };
-    let config = Config::new(1, founding.member, 1);
+    let config = Config::new(GroupId::ROOT, founding.member, 1);
     let mut replica = Replica::recover(config, CLUSTER, on_disk).expect("a founded cluster");
     take_turns(&mut replica);
     replica
@@ -211,7 +214,7 @@ fn leader() -> Replica {
 
 /// Has joined, and knows neither a term nor a member.
 fn joiner() -> Replica {
-    let config = Config::new(1, MemberId(1), 1);
+    let config = Config::new(GroupId::ROOT, MemberId(1), 1);
     Replica::recover(config, CLUSTER, lowkey_replica::Found::default()).expect("an empty disk")
 }
 
@@ -250,4 +253,31 @@ fn a_term_that_no_election_leads_to_is_not_followed() {
         take_in(&mut replica, Message { term: (1 << 32) + 1, ..message(kind) });
         assert_eq!(replica.status().term, 0, "{kind:?}");
     }
+}
+
+/// A heartbeat of a leader that has all be patient, by this factor.
+fn heartbeat(factor: u64) -> Message {
+    let mut heartbeat = message(MessageType::MsgHeartbeat);
+    heartbeat.deprecated_priority = factor;
+    heartbeat
+}
+
+#[test]
+fn a_heartbeat_says_how_patient_all_are_to_be() {
+    for factor in 1..=4 {
+        let bytes = wire::encode_message(GroupId::ROOT, heartbeat(factor));
+        let (_, read) = wire::decode_message(&bytes).unwrap();
+        assert_eq!(u64::from(wire::timing_factor(&read)), factor);
+    }
+    let plain = wire::encode_message(GroupId::ROOT, heartbeat(0));
+    assert_eq!(wire::encode_message(GroupId::ROOT, heartbeat(1)), plain, "a factor of 1 is not said");
+    // To nodes that know of no factor it is an unknown field behind all others.
+    let told = wire::encode_message(GroupId::ROOT, heartbeat(3));
+    assert_eq!(told, [plain.as_slice(), &[0x90, 0x01, 3]].concat());
+    // No other message says one, and more than there is counts as the most.
+    let absurd = [plain.as_slice(), &[0x90, 0x01, 0xff, 0xff, 0x03]].concat();
+    assert_eq!(wire::timing_factor(&wire::decode_message(&absurd).unwrap().1), 4);
+    let answer = wire::encode_message(GroupId::ROOT, message(MessageType::MsgHeartbeatResponse));
+    let with_factor = [answer.as_slice(), &[0x90, 0x01, 3]].concat();
+    assert_eq!(wire::decode_message(&with_factor).unwrap().1, wire::decode_message(&answer).unwrap().1);
 }

@@ -1,4 +1,4 @@
-//! What a node is told when it is started.
+//! The configuration of a node at its start.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use lowkey_core::NodeName;
 use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
 
-/// How a node is to run; see the command line for the defaults.
+/// How a node runs; see the command line for the defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The node's name; made once and kept if there is none.
+    /// The node's name. If none is given, one is made once and kept.
     pub node_name: Option<NodeName>,
-    /// Where its data lie.
+    /// Where its data is.
     pub data_dir: PathBuf,
     /// Found a cluster if the directory is empty.
     pub bootstrap: bool,
@@ -35,9 +35,9 @@ pub struct Config {
     pub http_hosts: Vec<HttpHost>,
     /// Origins whose web pages may use the HTTP port, besides its own.
     pub http_origins: Vec<HttpOrigin>,
-    /// Leases that may exist at a time.
+    /// How many leases may exist at a time.
     pub leases_max: usize,
-    /// Watches and observed elections that this node may have at a time.
+    /// How many watches and observed elections this node may have at a time.
     pub watch_streams_max: usize,
     /// Limits of the two public ports.
     pub limits: ServeLimits,

@@ -17,10 +17,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// In the details of a refusal: the number of the node that asks, which is a member's no longer.
+/// In the details of a refusal: the number of the node that asks, which is no longer a member's.
 pub(crate) const REMOVED_MEMBER: &str = "removed_member_id";
 
-/// A node's wish to be taken in.
+/// A node's request to join.
 pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
     AddPeerRequest {
         node_id: info.name.to_string(),
@@ -33,7 +33,7 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
     }
 }
 
-/// Asks the members one after another until one has the node taken in.
+/// Asks the members one after another until one lets the node join.
 pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(ClusterId, MemberId), StartError> {
     let deadline = Instant::now() + JOIN_WAIT;
     let request = request(info);
@@ -61,19 +61,20 @@ pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(Clust
     }
 }
 
-/// Why a node was not taken in.
+/// Why a node could not join.
 #[derive(Debug)]
 pub(crate) enum Problem {
-    /// It will not be.
+    /// It never can.
     Final(String),
-    /// It may be later.
+    /// It may later.
     Passing(String),
     /// It was removed, and renewed its addresses in vain.
     Removed(String),
 }
 
 impl Problem {
-    /// What a refusal means for the node that asked; `by` says who refused, as the beginning of the text.
+    /// What a refusal means for the node that asked. `by` names the node that refused, as the beginning of
+    /// the text.
     pub(crate) fn of(error: &ApiError, by: &str) -> Self {
         let problem = format!("{by}{}", error.message);
         match error.reason {
@@ -124,7 +125,7 @@ async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse,
     }
 }
 
-/// True if a node that renewed its addresses is told that it is a member no longer.
+/// True if a node that renewed its addresses is told that it is no longer a member.
 fn says_removed(error: &ApiError) -> bool {
     error.reason == Reason::NodeNotFound && error.metadata.contains_key(REMOVED_MEMBER)
 }
@@ -134,17 +135,17 @@ fn is_final(reason: Reason) -> bool {
     matches!(reason, Reason::NodeNameTaken | Reason::NodeTooOld | Reason::Invalid(_))
 }
 
-/// What a node said when it was asked whether it has a cluster.
+/// A node's answer to the question whether it has a cluster.
 enum Answer {
     HasCluster,
     /// Nothing listens at its address: it has not been started.
     NobodyThere,
-    /// Somebody may be there, and does not say.
+    /// A node may be there, but does not answer.
     Silence,
 }
 
 /// True if one of the members has a cluster; false if none of them has been started yet. Silence is
-/// neither: a founder beside a living cluster would split it in two.
+/// neither: founding a cluster beside a living one would be a split brain.
 pub(crate) async fn any_has_cluster(addresses: &[String]) -> Result<bool, StartError> {
     let deadline = Instant::now() + JOIN_WAIT;
     loop {
@@ -181,7 +182,7 @@ async fn has_cluster(address: &str) -> Answer {
         Ok(Err(_)) | Err(_) => return Answer::Silence,
     }
     let Ok(mut client) = client(address) else { return Answer::Silence };
-    // Whoever serves belongs to a cluster: a node opens its ports to clients only then.
+    // A node that serves clients belongs to a cluster: it opens its ports to clients only then.
     match timeout(CALL_TIMEOUT, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(_)) => Answer::HasCluster,
         Ok(Err(_)) | Err(_) => Answer::Silence,

@@ -1,31 +1,28 @@
 //! The lowkey node: everything that touches the world.
 //!
-//! A request's way: [`edge`] decodes it, `service` finds the leader, `inbox` takes it to the one
-//! thread of `driver`, which drives the replica, the log and the answers; `peers` carries messages
-//! and forwarded requests between nodes; `watch` tells whoever watches what happened; `storage` is the
-//! data directory, `recover` makes a new cluster of one, `housekeeper` and `snapshot_maker` do slow work on it; `metrics` counts; [`start`] puts
-//! them together.
+//! The path of a request: [`edge`] decodes it. `service` finds its group and that group's leader. `lane` is
+//! that group on this node: an inbox, and a driver that takes the replica's turns and answers.
 //!
-//! Deliberately absent: any decision about leases and locks. What is granted is the replica's to say.
+//! The rest: `host` is what all groups share, above all the log. `peers` carries messages and forwarded
+//! requests between nodes. `watch` tells watchers what happened. `storage` is the data directory. `recover`
+//! makes a new cluster of one node. `metrics` counts. [`start`] puts them together.
+//!
+//! Deliberately absent: any decision about leases and locks. The replica alone decides what is granted.
 
-mod clock;
+mod call;
 mod config;
-mod driver;
 pub mod edge;
 mod error;
-mod housekeeper;
-mod inbox;
+mod host;
 mod join;
+mod lane;
 mod metrics;
 mod node;
 mod operation;
 mod peers;
 mod recover;
 mod service;
-mod snapshot_maker;
 mod storage;
-mod turns;
-mod view;
 mod watch;
 
 pub use config::Config;

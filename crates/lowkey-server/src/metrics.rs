@@ -1,8 +1,8 @@
-//! What a node counts about itself, in the form that Prometheus reads.
+//! The metrics of a node, in the form that Prometheus reads.
 //!
-//! Some things are counted where they happen: requests by the service, turns of the log by the replica
-//! thread. The rest is looked up when somebody asks ([`Observed`]), and costs nothing until then. No label
-//! has values that grow with the data: there is one for each kind of request, of answer, and of member.
+//! Some are counted where they happen: requests by the service, turns of the log by the replica thread. The
+//! rest is looked up when metrics are requested ([`Observed`]), and costs nothing until then. No label has
+//! values that grow with the data: there is one for each kind of request, of answer, and of member.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,19 +22,18 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::inbox::Inbox;
-use crate::view::View;
-use crate::watch::Hub;
+use crate::edge::budget::Budget;
+use crate::lane::Lanes;
 
-/// What the answer of `/metrics` is, as HTTP names it.
+/// The content type of `/metrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All that a node counts.
+/// Everything that a node counts.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     request_duration: Family<RpcLabel, Histogram, fn() -> Histogram>,
-    /// Requests that this node passed on to the leader.
+    /// Requests that this node forwarded to the leader.
     pub(crate) passed_on: Counter,
 }
 
@@ -87,7 +86,7 @@ impl ReplicaMetrics {
         metrics
     }
 
-    /// The thread came back after it could not run for so long.
+    /// The thread came back after it could not run for this time.
     pub(crate) fn stalled(&self, time: Duration) {
         self.stalls.inc();
         self.stalled_seconds.inc_by(time.as_secs_f64());
@@ -188,7 +187,12 @@ impl Metrics {
 
     /// Begins to time a request.
     pub(crate) fn begin(&self, rpc: &'static str) -> Timed<'_> {
-        Timed { metrics: self, rpc, started: Instant::now(), result: "CALLER_GONE" }
+        self.begin_many(rpc, 1)
+    }
+
+    /// Begins to time requests that came together.
+    pub(crate) fn begin_many(&self, rpc: &'static str, count: usize) -> Timed<'_> {
+        Timed { metrics: self, rpc, started: Instant::now(), count }
     }
 
     /// All of it, as text.
@@ -202,37 +206,54 @@ impl Metrics {
     }
 }
 
-/// A request that is being timed: counted when this is dropped, whatever came of it.
+/// Requests that are being timed. If some have not ended when this is dropped, their callers are gone.
 pub(crate) struct Timed<'a> {
     metrics: &'a Metrics,
     rpc: &'static str,
     started: Instant,
-    result: &'static str,
+    /// How many have not ended.
+    count: usize,
 }
 
 impl Timed<'_> {
+    /// All of them ended like this.
     pub(crate) fn end<T>(mut self, outcome: &Result<T, ApiError>) {
-        self.result = match outcome {
-            Ok(_) => "OK",
-            Err(error) => error.reason.as_str(),
-        };
+        self.end_some(self.count, outcome);
+    }
+
+    /// Some of them ended like this.
+    pub(crate) fn end_some<T>(&mut self, count: usize, outcome: &Result<T, ApiError>) {
+        self.count_some(count, outcome.as_ref().map_or_else(|error| error.reason.as_str(), |_| "OK"));
+    }
+
+    /// The rest is counted elsewhere.
+    pub(crate) fn leave(mut self) {
+        self.count = 0;
+    }
+
+    fn count_some(&mut self, count: usize, result: &'static str) {
+        if count == 0 {
+            return;
+        }
+        self.count -= count;
+        let rpc = self.rpc;
+        self.metrics.requests.get_or_create(&RequestLabels { rpc, result }).inc_by(count as u64);
+        let duration = self.metrics.request_duration.get_or_create(&RpcLabel { rpc });
+        let seconds = self.started.elapsed().as_secs_f64();
+        (0..count).for_each(|_| duration.observe(seconds));
     }
 }
 
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
-        let (rpc, result) = (self.rpc, self.result);
-        self.metrics.requests.get_or_create(&RequestLabels { rpc, result }).inc();
-        let duration = self.metrics.request_duration.get_or_create(&RpcLabel { rpc });
-        duration.observe(self.started.elapsed().as_secs_f64());
+        self.count_some(self.count, "CALLER_GONE");
     }
 }
 
-/// What is looked up when somebody asks.
+/// What is looked up when metrics are requested.
 pub(crate) struct Observed {
-    pub(crate) view: Arc<View>,
-    pub(crate) inbox: Arc<Inbox>,
-    pub(crate) hub: Hub,
+    pub(crate) lanes: Lanes,
+    pub(crate) budget: Arc<Budget>,
 }
 
 impl fmt::Debug for Observed {
@@ -244,7 +265,8 @@ impl fmt::Debug for Observed {
 impl Collector for Observed {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let encoder = &mut encoder;
-        let status = self.view.status();
+        let lane = self.lanes.root();
+        let status = lane.view.status();
         let leads = status.role == Role::Leader;
         gauge(encoder, "is_leader", "1 if this node leads", i64::from(leads))?;
         gauge(encoder, "has_leader", "1 if this node knows a leader", i64::from(status.leader.is_some()))?;
@@ -257,6 +279,8 @@ impl Collector for Observed {
             diverged,
         )?;
         gauge(encoder, "term", "The present term; each new one is an election", status.term)?;
+        let factor = u64::from(status.timing_factor);
+        gauge(encoder, "timing_factor", "How much longer than usual nodes wait for a sign of life", factor)?;
         gauge(encoder, "applied_index", "The last entry that is applied here", status.applied)?;
         gauge(encoder, "committed_index", "The last entry known to be committed", status.committed)?;
         gauge(encoder, "leases", "Leases that exist", status.leases as u64)?;
@@ -267,7 +291,13 @@ impl Collector for Observed {
         gauge(encoder, "members", "Nodes that belong to the cluster", status.members.len() as u64)?;
         let voters = status.members.iter().filter(|member| member.voter).count();
         gauge(encoder, "voters", "Nodes that count for the majority", voters as u64)?;
-        gauge(encoder, "watch_streams", "Watches and observed elections", self.hub.open_streams() as u64)?;
+        gauge(encoder, "watch_streams", "Watches and observed elections", lane.hub.open_streams() as u64)?;
+        gauge(
+            encoder,
+            "client_memory_bytes",
+            "What is kept for clients: calls under way, and answers that they have not taken",
+            self.budget.used_bytes() as u64,
+        )?;
         self.encode_members(encoder, &status)?;
         self.encode_inbox(encoder)?;
         encode_process(encoder)
@@ -275,7 +305,7 @@ impl Collector for Observed {
 }
 
 impl Observed {
-    /// As the leader sees them; nothing elsewhere.
+    /// The members as the leader sees them; nothing on other nodes.
     fn encode_members(&self, encoder: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
         let seen = || {
             let members = status.members.iter().filter(|member| member.member != status.member);
@@ -291,7 +321,7 @@ impl Observed {
     }
 
     fn encode_inbox(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let depths = self.inbox.depths().map(|(lane, depth)| (lane.to_owned(), depth as u64));
+        let depths = self.lanes.root().inbox.depths().map(|(lane, depth)| (lane.to_owned(), depth as u64));
         let about = ("inbox_depth", "What waits for the replica");
         family(encoder, about, "lane", depths.into_iter())
     }
@@ -326,7 +356,7 @@ fn family(
     Ok(())
 }
 
-/// The process, as far as the system tells: left out where it does not.
+/// The process, as far as the system reports it. Values that it does not report are left out.
 fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     if let Some(bytes) = resident_bytes() {
         gauge(encoder, "process_resident_memory_bytes", "Memory of the process", bytes)?;

@@ -5,58 +5,60 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 use lowkey_api::v1::AddPeerRequest;
-use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NodeInfo};
-use lowkey_replica::{Replica, found};
+use lowkey_core::{COMMAND_VERSION, ClusterId, GroupId, MemberId, NodeInfo};
+use lowkey_replica::{Found, Replica, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::clock::Clock;
 use crate::config::Config;
-use crate::driver::Driver;
+use crate::edge::budget::Budget;
 use crate::edge::http::Gate;
 use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
 use crate::error::StartError;
-use crate::inbox::{Event, Inbox};
+use crate::host::Host;
+use crate::host::clock::Clock;
 use crate::join::{self, Problem};
+use crate::lane::driver::Driver;
+use crate::lane::inbox::{Event, Inbox};
+use crate::lane::view::View;
+use crate::lane::{Lane, Lanes, snapshot_maker, turns};
 use crate::metrics::{Metrics, Observed, ReplicaMetrics};
 use crate::operation::parse_address;
 use crate::peers::{self, Forwarders, Hello, Links};
+use crate::random_bytes;
 use crate::service::Service;
-use crate::storage::{DataDirectory, GROUP, SnapshotFiles};
-use crate::view::View;
+use crate::storage::{DataDirectory, Opened, SnapshotFiles};
 use crate::watch::{Hub, HubFeed};
-use crate::{housekeeper, random_bytes, snapshot_maker, turns};
 
-/// How long a leader that stops may take to hand over. This, the ports' own time to end
+/// How long a stopping leader may take to hand over the lead. This, the ports' own time to end
 /// ([`ServeLimits::shutdown_timeout`]) and the next two add up to less than 5 s.
 const HAND_OVER_WAIT: Duration = Duration::from_millis(1000);
 /// How long streams between nodes may take to end.
 const PART_WAIT: Duration = Duration::from_millis(300);
 /// How long the log may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
-/// How long a node that was removed tells so to whoever calls.
+/// How long a removed node stays up to tell its callers that it was removed.
 const REMOVED_WAIT: Duration = Duration::from_millis(500);
-/// How often a node looks whether the others know where it can be reached.
+/// How often a node checks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The revision of a cluster in which nothing has happened yet.
 const FOUNDING_REVISION: u64 = 1;
 
-/// A node that runs.
+/// A running node.
 pub struct RunningNode {
     service: Arc<Service>,
-    client_ports: [JoinHandle<()>; 2],
-    peer_port: JoinHandle<()>,
+    host: Arc<Host>,
+    open: OpenPorts,
     ended: turns::Ended,
-    /// Stops the clients' ports; later than `Service::stopping`, which ends their streams.
-    stop_client_ports: watch::Sender<bool>,
     about: About,
     /// The directory's lock is held for as long as the node runs.
     _directory: DataDirectory,
@@ -69,7 +71,7 @@ pub struct About {
     pub node_name: String,
     /// The cluster's id.
     pub cluster_id: String,
-    /// What the start did: `founded a new cluster`, say.
+    /// What the start did, for example `founded a new cluster`.
     pub how: &'static str,
     /// Where it listens for peers.
     pub raft: SocketAddr,
@@ -84,18 +86,26 @@ pub struct About {
 pub enum Ended {
     /// Something failed.
     Failed(StartError),
-    /// It was removed from its cluster: there is nothing left to do but to stop.
+    /// The node was removed from its cluster. It can only stop.
     Removed,
 }
 
-/// The three ports, taken before anything else: a port that is taken is found at once.
+/// The three ports, bound before anything else: a port that is already in use is found at once.
 struct Ports {
     raft: TcpListener,
     grpc: TcpListener,
     http: TcpListener,
 }
 
-/// Starts a node, and gives it back once it serves.
+/// The same ports, once they are served.
+struct OpenPorts {
+    clients: [JoinHandle<()>; 2],
+    peers: JoinHandle<()>,
+    /// Stops the clients' ports. This comes later than `Service::stopping`, which ends their streams.
+    stop_clients: watch::Sender<bool>,
+}
+
+/// Starts a node, and returns it once it serves.
 pub async fn start(config: Config) -> Result<RunningNode, StartError> {
     for address in &config.join {
         parse_address("join", address)
@@ -156,7 +166,7 @@ fn describe(config: &Config, ports: &Ports, directory: &DataDirectory) -> Result
     })
 }
 
-/// An address that others can dial: all interfaces are not one, so the host's name stands in.
+/// An address that others can dial. "All interfaces" is not one, so the host's name is used instead.
 fn reachable(listening: SocketAddr) -> String {
     if !listening.ip().is_unspecified() {
         return listening.to_string();
@@ -185,7 +195,7 @@ async fn settle_membership(
     directory.keep_identity()?;
     if config.bootstrap && !join::any_has_cluster(&config.join).await? {
         let cluster = ClusterId(random_bytes()?);
-        directory.found(cluster, &found(cluster, info.clone()))?;
+        directory.found(cluster, &found(GroupId::ROOT, cluster, info.clone()))?;
         return Ok("founded a new cluster");
     }
     let (cluster, member) = join::join(&config.join, info).await?;
@@ -201,71 +211,6 @@ fn run(
     (cluster, member): (ClusterId, MemberId),
     how: &'static str,
 ) -> Result<RunningNode, StartError> {
-    let opened = directory.open_log()?;
-    let seed = u64::from_le_bytes(random_bytes()?);
-    let clock = Clock::new();
-    let replica_config = lowkey_replica::Config {
-        unix_ms_at_zero: unix_ms(),
-        leases_max: config.leases_max,
-        ..lowkey_replica::Config::new(GROUP, member, seed)
-    };
-    let replica =
-        Replica::recover(replica_config, cluster, opened.found).map_err(|error| directory.unusable(error))?;
-    let hello = Arc::new(Hello {
-        cluster,
-        own: member,
-        identity: directory.node.identity,
-        raft_address: info.raft_address.clone(),
-    });
-    let inbox = Arc::new(Inbox::default());
-    let view = Arc::new(View::new(replica.status()));
-    let forwarders = Forwarders::default();
-    let stopping = watch::Sender::new(false);
-    let applied = replica.state().revision();
-    let (hub, feed) = watch_hub(applied, config.watch_streams_max, view.leadership(), stopping.subscribe());
-    let runtime = tokio::runtime::Handle::current();
-    let snapshot_files = SnapshotFiles::new(Arc::clone(&directory.disk));
-    let no_thread = |source| StartError::Io { doing: "cannot start a thread".into(), source };
-    let jobs = housekeeper::start(directory.path.clone(), Arc::clone(&inbox)).map_err(no_thread)?;
-    let snapshot_jobs =
-        snapshot_maker::start(snapshot_files.clone(), Arc::clone(&inbox)).map_err(no_thread)?;
-    let links = Links::new(
-        Arc::clone(&hello),
-        Arc::clone(&inbox),
-        runtime,
-        forwarders.clone(),
-        snapshot_files.clone(),
-    );
-    let replica_metrics = ReplicaMetrics::new();
-    let observed = Observed { view: Arc::clone(&view), inbox: Arc::clone(&inbox), hub: hub.clone() };
-    let metrics = Metrics::new(&replica_metrics, observed);
-    let ended = turns::start(Driver {
-        replica,
-        wal: opened.wal,
-        snapshot_files,
-        clock,
-        feed,
-        inbox: Arc::clone(&inbox),
-        jobs,
-        snapshot_jobs,
-        links,
-        view: Arc::clone(&view),
-        metrics: replica_metrics,
-    })?;
-    let service = Arc::new(Service {
-        node_name: info.name.to_string(),
-        cluster_header: HeaderValue::try_from(cluster.to_string())
-            .map_err(|error| StartError::Replica(format!("the cluster's id fits no header: {error}")))?,
-        hello,
-        view,
-        inbox,
-        forwarders,
-        hub,
-        metrics,
-        clock,
-        stopping,
-        parting: watch::Sender::new(false),
-    });
     let about = About {
         node_name: info.name.to_string(),
         cluster_id: cluster.to_string(),
@@ -274,44 +219,117 @@ fn run(
         grpc: local(&ports.grpc)?,
         http: local(&ports.http)?,
     };
-    let stop_client_ports = watch::Sender::new(false);
+    let hello = Arc::new(Hello {
+        cluster,
+        own: member,
+        identity: directory.node.identity,
+        raft_address: info.raft_address.clone(),
+    });
+    let stopping = watch::Sender::new(false);
+    let Opened { wal, found } = directory.open_log()?;
+    let clock = Clock::new();
+    let (root, replica, feed) = root_lane(&config, &directory, (cluster, member), found, &stopping)?;
+    let lanes = Lanes::new(Arc::clone(&root));
+    let forwarders = Forwarders::default();
+    let runtime = tokio::runtime::Handle::current();
+    let links = Links::new(Arc::clone(&hello), lanes.clone(), runtime, forwarders.clone());
+    let replica_metrics = ReplicaMetrics::new();
+    // Memory that is kept for clients is counted together, on every port.
+    let budget = Arc::new(Budget::new(config.limits.memory));
+    let observed = Observed { lanes: lanes.clone(), budget: Arc::clone(&budget) };
+    let metrics = Metrics::new(&replica_metrics, observed);
+    let host = Host::start(clock, wal, links, replica_metrics, directory.path.clone()).map_err(no_thread)?;
+    let snapshot_jobs = snapshot_maker::start(Arc::clone(&root)).map_err(no_thread)?;
+    let ended = turns::start(Driver { host: Arc::clone(&host), lane: root, replica, snapshot_jobs, feed })?;
+    let service = Arc::new(Service {
+        node_name: info.name.to_string(),
+        cluster_header: HeaderValue::try_from(cluster.to_string())
+            .map_err(|error| StartError::Replica(format!("the cluster's id fits no header: {error}")))?,
+        hello,
+        lanes,
+        forwarders,
+        metrics,
+        clock,
+        stopping,
+        parting: watch::Sender::new(false),
+        renewed_together: AtomicUsize::new(0),
+    });
+    let (join, open) = (config.join.clone(), open_ports(config, ports, &info, &service, budget)?);
+    tokio::spawn(announce(Arc::clone(&service), info, join));
+    Ok(RunningNode { service, host, open, ended, about, _directory: directory })
+}
+
+fn no_thread(source: std::io::Error) -> StartError {
+    StartError::Io { doing: "cannot start a thread".into(), source }
+}
+
+/// The root group, as it is on disk.
+fn root_lane(
+    config: &Config,
+    directory: &DataDirectory,
+    (cluster, member): (ClusterId, MemberId),
+    found: Found,
+    stopping: &watch::Sender<bool>,
+) -> Result<(Arc<Lane>, Replica, HubFeed), StartError> {
+    let seed = u64::from_le_bytes(random_bytes()?);
+    let replica_config = lowkey_replica::Config {
+        unix_ms_at_zero: unix_ms(),
+        leases_max: config.leases_max,
+        ..lowkey_replica::Config::new(GroupId::ROOT, member, seed)
+    };
+    let replica =
+        Replica::recover(replica_config, cluster, found).map_err(|error| directory.unusable(error))?;
+    let view = View::new(replica.status());
+    let applied = replica.state().revision();
+    let (hub, feed) = watch_hub(applied, config.watch_streams_max, view.leadership(), stopping.subscribe());
+    let lane = Lane {
+        group: GroupId::ROOT,
+        inbox: Inbox::default(),
+        view,
+        hub,
+        snapshot_files: SnapshotFiles::new(GroupId::ROOT, Arc::clone(&directory.disk)),
+    };
+    Ok((Arc::new(lane), replica, feed))
+}
+
+/// Begins to serve on all ports.
+fn open_ports(
+    config: Config,
+    ports: Ports,
+    info: &NodeInfo,
+    service: &Arc<Service>,
+    budget: Arc<Budget>,
+) -> Result<OpenPorts, StartError> {
+    let stop_clients = watch::Sender::new(false);
     // Between nodes, one connection carries everything.
     let peer_limits = ServeLimits {
         max_streams_per_connection: 1000,
         shutdown_timeout: PART_WAIT,
         ..ServeLimits::default()
     };
-    let peer_router = peers::router(Arc::clone(&service), &info.http_address);
-    let peer_port = tokio::spawn(serve(ports.raft, peer_router, peer_limits, service.parting.subscribe()));
-    let grpc_port = edge::grpc::port(Arc::clone(&service), info.http_address.as_str())
+    let peer_router = peers::router(Arc::clone(service), &info.grpc_address, &info.http_address);
+    let peers = tokio::spawn(serve(ports.raft, peer_router, peer_limits, None, service.parting.subscribe()));
+    let grpc_port = edge::grpc::port(Arc::clone(service), info.http_address.as_str())
         .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
     let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
-    let http_router = edge::http::router(Arc::clone(&service), info.grpc_address.as_str(), gate);
-    let client_ports = [
-        tokio::spawn(serve(ports.grpc, grpc_port, config.limits, stop_client_ports.subscribe())),
-        tokio::spawn(serve(ports.http, http_router, config.limits, stop_client_ports.subscribe())),
+    let http_router = edge::http::router(Arc::clone(service), info.grpc_address.as_str(), gate);
+    let (limits, budget) = (config.limits, Some(budget));
+    let clients = [
+        tokio::spawn(serve(ports.grpc, grpc_port, limits, budget.clone(), stop_clients.subscribe())),
+        tokio::spawn(serve(ports.http, http_router, limits, budget, stop_clients.subscribe())),
     ];
-    tokio::spawn(announce(Arc::clone(&service), info, config.join));
-    Ok(RunningNode {
-        service,
-        client_ports,
-        peer_port,
-        ended,
-        stop_client_ports,
-        about,
-        _directory: directory,
-    })
+    Ok(OpenPorts { clients, peers, stop_clients })
 }
 
-/// The hub of a node whose state is at this revision: what happened before will never be known here.
+/// The hub of a node whose state is at this revision. What happened before will never be known here.
 fn watch_hub(
     applied: u64,
     streams_max: usize,
-    leadership: watch::Receiver<crate::view::Leadership>,
+    leadership: watch::Receiver<crate::lane::view::Leadership>,
     stopping: watch::Receiver<bool>,
 ) -> (Hub, HubFeed) {
-    // The founding entry, of which every node has heard, is the exception: nothing happened in it.
+    // The founding entry is the exception: every node has heard of it, and nothing happened in it.
     if applied == FOUNDING_REVISION {
         let (hub, mut feed) = Hub::start(0, streams_max, leadership, stopping);
         feed.applied(applied, Vec::new());
@@ -320,38 +338,39 @@ fn watch_hub(
     Hub::start(applied, streams_max, leadership, stopping)
 }
 
-/// The wall clock: for display, and for where the counters of a new beginning begin.
+/// The wall clock. It is used for display, and for the first values of the counters of a new beginning.
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Sees to it that the cluster knows this node, and where it can be reached now.
+/// Makes sure that the cluster knows this node, and where it can be reached now.
 async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
     let (mut told_alone, mut told_refused) = (false, false);
     loop {
         sleep(ANNOUNCE_INTERVAL).await;
-        let status = service.view.status();
+        let root = service.lanes.root();
+        let status = root.view.status();
         if status.members.is_empty() && join.is_empty() && !std::mem::replace(&mut told_alone, true) {
             tracing::warn!(
                 "this node has joined, but knows no other node yet, and waits until one speaks to it; give it --join, so \
                  that it can ask"
             );
         }
-        let known = status.members.iter().find(|member| member.member == service.view.own());
+        let known = status.members.iter().find(|member| member.member == root.view.own());
         if known.is_some_and(|known| *known.node == info) {
             return;
         }
-        // With its number: a node that was removed must not come in again by telling where it is.
-        let request = AddPeerRequest { member_id: service.view.own().0, ..join::request(&info) };
+        // With its number: a removed node must not join again by announcing its address.
+        let request = AddPeerRequest { member_id: root.view.own().0, ..join::request(&info) };
         let outcome = if status.leader.is_some() {
-            service.add_peer(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))
+            service.call(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))
         } else {
             join::ask_any(&join, &request).await.map(|_| ())
         };
         match outcome {
             Ok(()) => {}
-            Err(Problem::Removed(_)) => return service.inbox.report(Event::Removed),
+            Err(Problem::Removed(_)) => return root.inbox.report(Event::Removed),
             Err(Problem::Final(problem)) => {
                 if !std::mem::replace(&mut told_refused, true) {
                     tracing::warn!(problem, "the cluster does not take this node as it now says it is");
@@ -372,11 +391,12 @@ impl RunningNode {
 
     /// Resolves when the node ends by itself, with the reason.
     pub async fn ended(&mut self) -> Ended {
-        let mut removed = self.service.view.removed();
+        let mut removed = self.service.lanes.root().view.removed();
         let failed = tokio::select! {
             failed = &mut self.ended => failed,
             _ = removed.wait_for(|removed| *removed) => {
-                // Streams end, and their clients go on elsewhere; who calls in this moment is told why.
+                // Streams end, and their clients continue on other nodes. A client that calls at this
+                // moment is told why.
                 self.service.stopping.send_replace(true);
                 sleep(REMOVED_WAIT).await;
                 return Ended::Removed;
@@ -394,24 +414,23 @@ impl RunningNode {
         tracing::info!("stopping: handing over, ending what is under way");
         self.service.stopping.send_replace(true);
         self.hand_over().await;
-        self.stop_client_ports.send_replace(true);
-        for port in self.client_ports {
+        self.open.stop_clients.send_replace(true);
+        for port in self.open.clients {
             // A port whose task failed is closed as well.
             let _ = port.await;
         }
         self.service.parting.send_replace(true);
-        let _ = self.peer_port.await;
-        self.service.inbox.report(Event::Stop);
-        match timeout(CLOSE_WAIT, self.ended).await {
-            // Everything is synced; only the mark that says so does not fit.
-            Ok(Ok(Err(StartError::Log(WalError::Full)))) => {
+        let _ = self.open.peers.await;
+        self.service.lanes.report_all(|| Event::Stop);
+        match timeout(CLOSE_WAIT, close(self.ended, self.host)).await {
+            // Everything is synced. Only the mark that says so does not fit.
+            Ok(Err(StartError::Log(WalError::Full))) => {
                 tracing::warn!(
                     "the disk is full: the log could not be marked as closed, and the next start will check it"
                 );
                 Ok(())
             }
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(StartError::Replica("the replica is gone".into())),
+            Ok(outcome) => outcome,
             Err(_) => Err(StartError::Replica(
                 "the log could not be closed in time; the next start will check it".into(),
             )),
@@ -419,17 +438,32 @@ impl RunningNode {
     }
 
     async fn hand_over(&self) {
-        let own = self.service.view.own();
-        let mut leadership = self.service.view.leadership();
-        if leadership.borrow().leader != Some(own) || self.service.view.status().voters < 2 {
-            return;
+        for lane in self.service.lanes.all() {
+            hand_over(lane).await;
         }
-        let started = Instant::now();
-        self.service.inbox.report(Event::Replica(lowkey_replica::Input::HandOver));
-        let handed = leadership.wait_for(|leadership| leadership.leader.is_some_and(|leader| leader != own));
-        match timeout(HAND_OVER_WAIT, handed).await {
-            Ok(_) => tracing::info!(took = ?started.elapsed(), "handed over the lead"),
-            Err(_) => tracing::warn!("nobody took over the lead in time; the others will elect a leader"),
-        };
     }
+}
+
+/// Waits for the last turn, then closes the log in good order.
+async fn close(ended: turns::Ended, host: Arc<Host>) -> Result<(), StartError> {
+    let gone = || StartError::Replica("the replica is gone".into());
+    ended.await.map_err(|_| gone())??;
+    tokio::task::spawn_blocking(move || host.log.close()).await.map_err(|_| gone())??;
+    Ok(())
+}
+
+/// Hands over the lead of a group, if this node has it.
+async fn hand_over(lane: &Lane) {
+    let own = lane.view.own();
+    if !lane.leads() || lane.view.status().voters < 2 {
+        return;
+    }
+    let mut leadership = lane.view.leadership();
+    let started = Instant::now();
+    lane.inbox.report(Event::Replica(lowkey_replica::Input::HandOver));
+    let handed = leadership.wait_for(|leadership| leadership.leader.is_some_and(|leader| leader != own));
+    match timeout(HAND_OVER_WAIT, handed).await {
+        Ok(_) => tracing::info!(took = ?started.elapsed(), "handed over the lead"),
+        Err(_) => tracing::warn!("nobody took over the lead in time; the others will elect a leader"),
+    };
 }

@@ -1,7 +1,8 @@
-//! A new cluster out of what is left of one that lost its quorum for good.
+//! Makes a new cluster from what is left of one that lost its quorum for good.
 //!
-//! Works on the data directory of a stopped node, and never on the old files themselves: a new node is written beside
-//! them, whole and synced, and then takes their place. Where it stands is told by names alone:
+//! It works on the data directory of a stopped node, but never on the old files themselves. A new node is
+//! written beside them, complete and synced, and then takes their place. The names alone show how far it
+//! got:
 //!
 //! ```text
 //! data/
@@ -11,9 +12,10 @@
 //!   recover.moving/     the old one is out of the way: the new files come up, `node` last
 //! ```
 //!
-//! The one step that decides is the rename to `recover.ready`. Whoever opens the directory next, a start or another
-//! recovery, takes the steps that are left ([`finish`]); a version that knows nothing of this finds a log without a
-//! `node` file in between, and refuses it. All of it happens inside the directory, since that may be a mount point.
+//! The rename to `recover.ready` is the one step that decides. The next start or recovery that opens the
+//! directory takes the steps that are left ([`finish`]). A version that does not know this finds a log
+//! without a `node` file in between, and refuses it. Everything happens inside the directory, because the
+//! directory may be a mount point.
 
 use std::fs::{self, File};
 use std::io;
@@ -34,7 +36,7 @@ const READY: &str = "recover.ready";
 const MOVING: &str = "recover.moving";
 const KEPT: &str = "before-recover-";
 
-/// What a data directory holds, for whoever wants to recover it. Its lock is held.
+/// What a data directory holds, for a recovery. Its lock is held.
 #[derive(Debug)]
 pub enum Inspected {
     /// A cluster that may have lost its quorum.
@@ -54,7 +56,7 @@ pub struct LostCluster {
     about: Lost,
 }
 
-/// What a person wants to know before it is given up.
+/// What a person wants to know before the cluster is given up.
 #[derive(Clone, Debug)]
 pub struct Lost {
     /// The node's name.
@@ -89,11 +91,11 @@ pub struct Unfinished {
 pub struct Recovered {
     /// The new cluster's id.
     pub cluster_id: String,
-    /// Where the files of before are kept.
+    /// Where the old files are kept.
     pub kept: PathBuf,
 }
 
-/// Looks at the data directory of a stopped node, with all the checks of a start. Changes nothing.
+/// Inspects the data directory of a stopped node, with all the checks of a start. Changes nothing.
 pub fn inspect(path: &Path) -> Result<Inspected, StartError> {
     let refused = |problem: String| StartError::NotRecovered { problem };
     if !path.is_dir() {
@@ -156,7 +158,8 @@ impl LostCluster {
         &self.about
     }
 
-    /// Makes a new cluster of it. Without quarantine it grants at once, while holders of before may still believe.
+    /// Makes a new cluster of it. Without quarantine it grants at once, while earlier holders may still
+    /// believe that they hold.
     pub fn begin_anew(self, quarantine: bool) -> Result<Recovered, StartError> {
         let Self { path, lock, node, info, survivor, .. } = self;
         let lock = match lock {
@@ -207,8 +210,8 @@ impl Unfinished {
     }
 }
 
-/// Takes the steps that are left of a recovery that was decided; each may be taken again. Tells where the files of
-/// before are. The caller holds the directory's lock.
+/// Takes the steps that are left of a recovery that was decided. Each step is idempotent. Returns where the
+/// old files are. The caller holds the directory's lock.
 pub(crate) fn finish(path: &Path) -> Result<Option<PathBuf>, StartError> {
     let (ready, moving) = (path.join(READY), path.join(MOVING));
     let mut kept = None;
@@ -220,7 +223,7 @@ pub(crate) fn finish(path: &Path) -> Result<Option<PathBuf>, StartError> {
             }
             _ => sync(path)?,
         }
-        // Without its `node` file nobody takes what is left for a whole directory.
+        // Without its `node` file the rest cannot be mistaken for a complete directory.
         move_files(path, kept, |name| name == NODE_FILE)?;
         move_files(path, kept, is_ours)?;
         rename(&ready, &moving)?;
@@ -250,7 +253,7 @@ fn membership(path: &Path) -> Result<(ClusterId, MemberId), StartError> {
     })
 }
 
-/// Named after the cluster that takes the place of the old one: no two have the same.
+/// Named after the cluster that replaces the old one: no two have the same name.
 fn kept_for(path: &Path, cluster: ClusterId) -> PathBuf {
     let short: String = cluster.to_string().chars().take(8).collect();
     path.join(format!("{KEPT}{short}"))
@@ -266,7 +269,7 @@ fn move_files(from: &Path, to: &Path, which: impl Fn(&str) -> bool) -> Result<()
     for name in disk.list().map_err(io_error("cannot list", from))?.iter().filter(|name| which(name)) {
         rename(&from.join(name), &to.join(name))?;
     }
-    // The new name first: a crash in between leaves both, or the old one.
+    // Sync the new name first: a crash in between leaves both, or the old one.
     sync(to)?;
     sync(from)
 }
@@ -348,7 +351,8 @@ mod tests {
                 fs::create_dir(path.join(&kept)).unwrap();
             }
             for (from, to) in &moves[..done] {
-                // Until the last move there is no `node` file that could be taken for that of a whole directory.
+                // Until the last move there is no `node` file that could be taken for that of a complete
+                // directory.
                 fs::rename(path.join(from), path.join(to)).unwrap();
                 assert_eq!(path.join(NODE_FILE).exists(), to == NODE_FILE);
             }

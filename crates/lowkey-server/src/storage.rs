@@ -1,4 +1,4 @@
-//! A node's data directory: who it is, its log and its snapshots.
+//! A node's data directory: its identity, its log and its snapshots.
 //!
 //! ```text
 //! data/
@@ -9,37 +9,36 @@
 //!   before-recover-…/ what `lowkey recover` found, kept for a person: see `recover.rs`
 //! ```
 //!
-//! The `node` file is the truth about membership: it names a cluster only after log and first
-//! snapshot are on disk. A directory whose `node` file names no cluster has never served, so what
-//! else lies in it is an attempt that did not finish, and is cleared away. A directory with a log
-//! but no `node` file has lost its identity and is refused: a node that forgot its vote must not
-//! come back under its old name.
+//! The `node` file is the truth about membership. It names a cluster only after the log and the first
+//! snapshot are on disk.
+//!
+//! - A directory whose `node` file names no cluster has never served. Everything else in it is left from an
+//!   attempt that did not finish, and is cleared away.
+//! - A directory with a log but no `node` file has lost its identity and is refused: a node that forgot its
+//!   vote must not come back under its old name.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lowkey_core::{ClusterId, MemberId, NodeIdentity, NodeName};
-use lowkey_replica::{Found, Founding, LogRecord, RecordKind, SnapshotFile};
-use lowkey_wal::{Disk, Kind, Options, RealDisk, Record, Recovered, SealedError, Wal, sealed, snapshots};
+use lowkey_core::{ClusterId, GroupId, MemberId, NodeIdentity, NodeName};
+use lowkey_replica::{Found, Founding, SnapshotFile};
+use lowkey_wal::{Disk, Options, RealDisk, Record, Recovered, SealedError, Wal, sealed, snapshots};
 use prost::Message as _;
 
 use crate::error::StartError;
 use crate::recover;
 
-/// The one group that there is so far; every record and every message carries it.
-pub(crate) const GROUP: u32 = 1;
-
 pub(crate) const NODE_FILE: &str = "node";
 const LOCK_FILE: &str = "lock";
 const NODE_FILE_KIND: [u8; 4] = *b"NODE";
 
-/// Who a node is, as in its `node` file.
+/// A node's identity, as in its `node` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeFile {
     pub(crate) name: NodeName,
     pub(crate) identity: NodeIdentity,
-    /// Set once, when it founded or joined a cluster.
+    /// Set once, when the node founded or joined a cluster.
     pub(crate) membership: Option<(ClusterId, MemberId)>,
 }
 
@@ -64,28 +63,30 @@ pub(crate) struct DataDirectory {
     _lock: File,
 }
 
-/// The snapshot files, written by one thread at a time: the replica's thread installs what comes from a
-/// leader, another writes what this node made, and each clears away what the other might be in the
-/// middle of.
+/// The snapshot files of one group, written by one thread at a time. The replica's thread installs
+/// snapshots from a leader, and another thread writes the snapshots that this node made. They must not
+/// overlap, because each clears away files that the other might be in the middle of.
 #[derive(Clone)]
 pub(crate) struct SnapshotFiles {
+    group: GroupId,
     disk: Arc<dyn Disk>,
     writing: Arc<Mutex<()>>,
 }
 
 impl SnapshotFiles {
-    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
-        Self { disk, writing: Arc::default() }
+    pub(crate) fn new(group: GroupId, disk: Arc<dyn Disk>) -> Self {
+        Self { group, disk, writing: Arc::default() }
     }
 
     pub(crate) fn save(&self, index: u64, payload: &[u8]) -> Result<(), SealedError> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots::save(&*self.disk, index, payload)
+        snapshots::save(&*self.disk, self.group, index, payload)
     }
 
     /// The payload of the snapshot of an index.
     pub(crate) fn load(&self, index: u64) -> Result<Vec<u8>, LoadError> {
-        snapshots::load(&*self.disk, index).map_err(LoadError::Sealed)?.ok_or(LoadError::Gone { index })
+        let loaded = snapshots::load(&*self.disk, self.group, index).map_err(LoadError::Sealed)?;
+        loaded.ok_or(LoadError::Gone { index })
     }
 }
 
@@ -93,7 +94,7 @@ impl SnapshotFiles {
 #[derive(Debug)]
 pub(crate) enum LoadError {
     Sealed(SealedError),
-    /// Newer ones have taken its place.
+    /// Newer snapshots have replaced it.
     Gone {
         index: u64,
     },
@@ -115,7 +116,7 @@ pub(crate) struct Opened {
 }
 
 impl DataDirectory {
-    /// Opens a directory, made if need be, and finds or makes the node's identity.
+    /// Opens a directory, which is created if need be, and finds or creates the node's identity.
     pub(crate) fn open(path: &Path, wished_name: Option<&NodeName>) -> Result<Self, StartError> {
         let failed = |doing: &str| {
             let doing = format!("{doing} the data directory {}", path.display());
@@ -135,7 +136,7 @@ impl DataDirectory {
             None => Self::new_node(path, &*disk, wished_name)?,
         };
         let node = match wished_name {
-            // A name sticks once others know it.
+            // The name cannot change once others know it.
             Some(wished) if node.membership.is_none() => NodeFile { name: wished.clone(), ..node },
             _ => node,
         };
@@ -148,21 +149,21 @@ impl DataDirectory {
         Ok(Self { path: path.to_owned(), disk, node, _lock: lock })
     }
 
-    /// A directory, empty so far, for a node that founds a cluster. Whoever holds the lock uses it alone.
+    /// An empty directory for a node that founds a cluster. The holder of the lock uses it alone.
     pub(crate) fn fresh(path: &Path, node: NodeFile, lock: File) -> Result<Self, StartError> {
         let doing = || format!("cannot create {}", path.display());
         let disk = RealDisk::open(path).map_err(|source| StartError::Io { doing: doing(), source })?;
         Ok(Self { path: path.to_owned(), disk: Arc::new(disk), node, _lock: lock })
     }
 
-    /// A node that nobody knows yet, in memory only.
+    /// A node that no other node knows yet, in memory only.
     fn new_node(
         path: &Path,
         disk: &dyn Disk,
         wished_name: Option<&NodeName>,
     ) -> Result<NodeFile, StartError> {
         let failed = |source| StartError::Io { doing: format!("cannot list {}", path.display()), source };
-        if Wal::exists(disk).map_err(failed)? || !snapshots::list(disk)?.is_empty() {
+        if Wal::exists(disk).map_err(failed)? || snapshots::exist(disk)? {
             return Err(StartError::IdentityLost { path: path.to_owned() });
         }
         let identity = NodeIdentity(crate::random_bytes()?);
@@ -177,29 +178,28 @@ impl DataDirectory {
         Ok(NodeFile { name, identity, membership: None })
     }
 
-    /// Puts the node's identity on disk: it must be there before anyone else hears of it.
+    /// Puts the node's identity on disk. It must be there before any other node hears of it.
     pub(crate) fn keep_identity(&self) -> Result<(), StartError> {
         Ok(sealed::write(&*self.disk, NODE_FILE, NODE_FILE_KIND, &self.node.encode())?)
     }
 
-    /// Puts a new cluster's first log and snapshot on disk, then says so in the `node` file.
+    /// Puts a new cluster's first log and snapshot on disk, then records that in the `node` file.
     pub(crate) fn found(&mut self, cluster: ClusterId, founding: &Founding) -> Result<(), StartError> {
         self.clear()?;
         let SnapshotFile { index, payload } = &founding.snapshot;
-        snapshots::save(&*self.disk, *index, payload)?;
+        snapshots::save(&*self.disk, GroupId::ROOT, *index, payload)?;
         self.begin_log(&founding.records)?;
         self.belong(cluster, founding.member)
     }
 
-    /// Puts an empty log on disk for a node that was taken into a cluster, then says so in the
-    /// `node` file.
+    /// Puts an empty log on disk for a node that joined a cluster, then records that in the `node` file.
     pub(crate) fn join(&mut self, cluster: ClusterId, member: MemberId) -> Result<(), StartError> {
         self.clear()?;
         self.begin_log(&[])?;
         self.belong(cluster, member)
     }
 
-    /// Removes what an attempt left behind that did not finish.
+    /// Removes the files of an attempt that did not finish.
     fn clear(&self) -> Result<(), StartError> {
         assert!(self.node.membership.is_none(), "only a node without a cluster may begin anew");
         let failed =
@@ -212,10 +212,9 @@ impl DataDirectory {
         self.disk.sync_dir().map_err(failed)
     }
 
-    fn begin_log(&self, records: &[LogRecord]) -> Result<(), StartError> {
-        let records: Vec<Record> = records.iter().map(wal_record).collect();
-        // Closed at once: opening it is how every start goes, the first included.
-        Wal::create(Arc::clone(&self.disk), self.node.identity.0, Options::default(), &records)?.close()?;
+    fn begin_log(&self, records: &[Record]) -> Result<(), StartError> {
+        // Closed at once: every start opens the log, the first one too.
+        Wal::create(Arc::clone(&self.disk), self.node.identity.0, Options::default(), records)?.close()?;
         Ok(())
     }
 
@@ -224,19 +223,19 @@ impl DataDirectory {
         self.keep_identity()
     }
 
-    /// Finds the newest snapshot and opens the log: in this order, since opening the log puts it in
-    /// order, and a directory that is refused is left as it was found.
+    /// Finds the newest snapshot, then opens the log. The order matters: opening the log repairs it, and a
+    /// directory that is refused must stay as it was found.
     pub(crate) fn open_log(&self) -> Result<Opened, StartError> {
         self.read_log().map_err(|error| self.unusable(error))
     }
 
-    /// Why what is in this directory cannot be used.
+    /// The error for a directory whose contents cannot be used.
     pub(crate) fn unusable(&self, problem: impl Into<StartError>) -> StartError {
         problem.into().in_directory(&self.path, Some(&self.node.name))
     }
 
     fn read_log(&self) -> Result<Opened, StartError> {
-        let snapshot = snapshots::load_newest(&*self.disk)?.map(|(_, payload)| payload);
+        let snapshot = snapshots::load_newest(&*self.disk, GroupId::ROOT)?.map(|(_, payload)| payload);
         let (wal, recovered) = Wal::open(Arc::clone(&self.disk), self.node.identity.0, Options::default())?;
         if let Some(cut) = &recovered.cut {
             tracing::warn!(
@@ -245,12 +244,12 @@ impl DataDirectory {
                 "the log ended in a write that a crash cut short; nothing that was acknowledged is in it"
             );
         }
-        Ok(Opened { wal, found: found(snapshot, recovered) })
+        Ok(Opened { wal, found: found(snapshot, recovered)? })
     }
 }
 
-/// Takes the lock of a directory, which stays held until it is dropped. Nothing if the file is missing, and not to be
-/// made: then no process uses the directory.
+/// Takes the lock of a directory. It stays held until it is dropped. `None` if the file is missing and must
+/// not be created: then no process uses the directory.
 pub(crate) fn lock(path: &Path, make: bool) -> Result<Option<File>, StartError> {
     let failed = |doing: &str, source| StartError::Io {
         doing: format!("{doing} the data directory {}", path.display()),
@@ -269,16 +268,24 @@ pub(crate) fn lock(path: &Path, make: bool) -> Result<Option<File>, StartError> 
     }
 }
 
-/// What log and snapshots of a node hold, read with all the checks of a start. Changes nothing.
+/// The contents of a node's log and snapshots, read with all the checks of a start. Changes nothing.
 pub(crate) fn read(disk: &Arc<dyn Disk>, identity: NodeIdentity) -> Result<Found, StartError> {
-    let snapshot = snapshots::load_newest(&**disk)?.map(|(_, payload)| payload);
+    let snapshot = snapshots::load_newest(&**disk, GroupId::ROOT)?.map(|(_, payload)| payload);
     let recovered = Wal::read(disk, identity.0, Options::default())?;
-    Ok(found(snapshot, recovered))
+    found(snapshot, recovered)
 }
 
-fn found(snapshot: Option<Vec<u8>>, mut recovered: Recovered) -> Found {
-    let group = recovered.groups.remove(&GROUP).unwrap_or_default();
-    Found { snapshot, hard_state: group.hard_state, compaction: group.compaction, entries: group.entries }
+/// What is there of the root group. A log with other groups was written by a version that knows how to
+/// serve them.
+fn found(snapshot: Option<Vec<u8>>, mut recovered: Recovered) -> Result<Found, StartError> {
+    let group = recovered.groups.remove(&GroupId::ROOT).unwrap_or_default();
+    if let Some(other) = recovered.groups.keys().next() {
+        return Err(StartError::Replica(format!(
+            "the log holds group {other}, and this version serves one group only: start a newer version"
+        )));
+    }
+    let lowkey_wal::GroupLog { hard_state, compaction, entries, .. } = group;
+    Ok(Found { snapshot, hard_state, compaction, entries })
 }
 
 impl NodeFile {
@@ -315,15 +322,4 @@ impl NodeFile {
             membership,
         })
     }
-}
-
-/// A record of the replica as a record of the log.
-pub(crate) fn wal_record(record: &LogRecord) -> Record {
-    let kind = match record.kind {
-        RecordKind::Entry => Kind::Entry,
-        RecordKind::HardState => Kind::HardState,
-        RecordKind::Compaction => Kind::Compaction,
-        RecordKind::Reset => Kind::Reset,
-    };
-    Record { group: GROUP, kind, index: record.index, payload: record.payload.clone() }
 }

@@ -1,4 +1,4 @@
-//! Who is in whose way, as a reader of the design would put it: plain lists, names split at `/`.
+//! Who is in whose way, as a reader of `docs/internals/waiting.md` would put it: plain lists, names split at `/`.
 //!
 //! The checks judge by this and not by the state machine's own notion, which is one of the things that
 //! are judged.
@@ -7,7 +7,7 @@ use lowkey_core::{LeaseId, LockName, Mode, Scope};
 
 /// What a lease has or wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct PlainClaim {
     /// The name.
     pub lock: LockName,
     /// Nobody yet, if the lease is still to be made.
@@ -18,7 +18,7 @@ pub struct Claim {
     pub scope: Scope,
 }
 
-impl Claim {
+impl PlainClaim {
     /// True if it is a claim on this name, too.
     pub fn covers(&self, name: &LockName) -> bool {
         let mut segments = name.as_str().split('/');
@@ -38,9 +38,9 @@ impl Claim {
 mod tests {
     use super::*;
 
-    fn claim(lock: &str, lease: u64, mode: Mode, scope: Scope) -> Claim {
+    fn claim(lock: &str, lease: u64, mode: Mode, scope: Scope) -> PlainClaim {
         let lock = LockName::parse(lock).expect("a name");
-        Claim { lock, lease: Some(LeaseId(lease)), mode, scope }
+        PlainClaim { lock, lease: Some(LeaseId(lease)), mode, scope }
     }
 
     #[test]

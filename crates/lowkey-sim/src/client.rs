@@ -16,8 +16,8 @@ use lowkey_core::{
 };
 use lowkey_replica::{Failure, Request, Response};
 
-use crate::claim::Claim;
-use crate::clock::Clock;
+use crate::claim::PlainClaim;
+use crate::clock::SimClock;
 use crate::plan::{MILLISECOND, SECOND};
 use crate::random::Random;
 
@@ -27,12 +27,14 @@ const ANSWER_WAIT_NANOS: u64 = 600 * MILLISECOND;
 /// A time that no world reaches.
 const NEVER: u64 = u64::MAX / 4;
 
-pub(crate) struct Client {
+pub(crate) struct SimClient {
     pub(crate) number: usize,
+    /// The group whose locks it uses.
+    pub(crate) group: usize,
     /// Counts lives: after a crash it is another client.
     pub(crate) life: u64,
     pub(crate) owner: OwnerId,
-    pub(crate) clock: Clock,
+    pub(crate) clock: SimClock,
     pub(crate) paused_until: u64,
     /// Until then its requests are lost, and the answers to earlier ones are slow.
     pub(crate) muted_until: u64,
@@ -48,7 +50,7 @@ pub(crate) struct Client {
     pub(crate) lease: Option<LeaseHeld>,
     /// What it believes to hold, within its lease's validity.
     pub(crate) holds: Vec<Hold>,
-    pub(crate) operation: Option<Operation>,
+    pub(crate) operation: Option<ClientOperation>,
     /// Renewals under way: which send an answer answers.
     renewals: BTreeMap<u64, u64>,
     /// A renewal was told that its lease holds something else than it believes: it reads the lease.
@@ -100,7 +102,7 @@ struct Reading {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Operation {
+pub(crate) struct ClientOperation {
     pub(crate) id: u64,
     pub(crate) request: Request,
     /// R6: in the client's own time, before the first send; a retry keeps it.
@@ -129,11 +131,11 @@ pub(crate) enum Send {
 
 /// What came of an answer, for the checks.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum ClientOutcome {
     /// Nothing to judge.
     Nothing,
     /// The operation ended with this answer.
-    Ended { operation: Box<Operation>, answer: Result<Response, Failure> },
+    Ended { operation: Box<ClientOperation>, answer: Result<Response, Failure> },
     /// A renewal was acknowledged.
     Renewed { lease: LeaseId },
     /// A renewal was refused: there is no such lease.
@@ -142,7 +144,7 @@ pub(crate) enum Outcome {
     HoldsLost { tokens: Vec<Token> },
 }
 
-impl Operation {
+impl ClientOperation {
     /// Something begins now; what it is worth counts from now.
     fn new(id: u64, request: Request, first_sent: u64, invoked_at: u64) -> Self {
         let wait = wait_of(&request).map_or(0, WaitTime::nanos);
@@ -154,7 +156,7 @@ impl Operation {
     pub(crate) fn ask_again(&mut self, now: u64) {
         self.attempts += 1;
         self.ask_again_at = now + wait_of(&self.request).map_or(0, WaitTime::nanos) + ANSWER_WAIT_NANOS;
-        if mutants::is_active("validity counted from the retry") {
+        if mutants::VALIDITY_COUNTED_FROM_THE_RETRY.is_active() {
             self.first_sent = now;
         }
     }
@@ -172,14 +174,26 @@ pub(crate) fn wait_of(request: &Request) -> Option<WaitTime> {
 pub(crate) fn command_of(request: &Request) -> Option<&Command> {
     match request {
         Request::Command(command) | Request::Wait { command, .. } => Some(command),
-        Request::Renew { .. } | Request::Read(_) | Request::ReadStale(_) | Request::Transfer { .. } => None,
+        Request::Renew { .. }
+        | Request::RenewMany(_)
+        | Request::Read(_)
+        | Request::ReadStale(_)
+        | Request::Transfer { .. } => None,
     }
 }
 
-impl Client {
-    pub(crate) fn new(number: usize, life: u64, clock: Clock, now: u64, random: &mut Random) -> Self {
+impl SimClient {
+    pub(crate) fn new(
+        number: usize,
+        group: usize,
+        life: u64,
+        clock: SimClock,
+        now: u64,
+        random: &mut Random,
+    ) -> Self {
         Self {
             number,
+            group,
             life,
             owner: OwnerId::parse(&format!("c{number}-{life}")).expect("a short name is an owner"),
             paused_until: 0,
@@ -232,8 +246,8 @@ impl Client {
             Request::Command(Command::RevokeLease { .. }) => self.forget_lease(),
             _ => {}
         }
-        let operation = Operation::new(self.last_operation, request, now, true_nanos);
-        self.operation = Some(Operation { ask_again_at: NEVER, ..operation });
+        let operation = ClientOperation::new(self.last_operation, request, now, true_nanos);
+        self.operation = Some(ClientOperation { ask_again_at: NEVER, ..operation });
         self.last_operation
     }
 
@@ -249,10 +263,10 @@ impl Client {
     }
 
     /// What it may act on at this true time.
-    pub(crate) fn beliefs_at(&self, true_nanos: u64) -> impl Iterator<Item = (&Hold, Claim)> {
+    pub(crate) fn beliefs_at(&self, true_nanos: u64) -> impl Iterator<Item = (&Hold, PlainClaim)> {
         let lease = self.lease.filter(|lease| self.counts_on(lease.id, true_nanos)).map(|lease| lease.id);
         self.holds.iter().filter(move |_| lease.is_some()).map(move |hold| {
-            (hold, Claim { lock: hold.lock.clone(), lease, mode: hold.mode, scope: hold.scope })
+            (hold, PlainClaim { lock: hold.lock.clone(), lease, mode: hold.mode, scope: hold.scope })
         })
     }
 
@@ -280,22 +294,21 @@ impl Client {
         answer: Result<Response, Failure>,
         true_nanos: u64,
         random: &mut Random,
-    ) -> Outcome {
+    ) -> ClientOutcome {
         let now = self.clock.read(true_nanos);
-        if let Some(mut sent) = self.renewals.remove(&id) {
-            if mutants::is_active("an answer is credited to the latest send") {
-                sent = self.renewals.values().copied().fold(sent, u64::max);
-            }
-            if mutants::is_active("renewal counted from the reply") {
-                sent = now;
-            }
+        if let Some(sent) = self.renewals.remove(&id) {
+            let sent = match mutants::AN_ANSWER_IS_CREDITED_TO_THE_LATEST_SEND.is_active() {
+                false => sent,
+                true => self.renewals.values().copied().fold(sent, u64::max),
+            };
+            let sent = if mutants::RENEWAL_COUNTED_FROM_THE_REPLY.is_active() { now } else { sent };
             return self.renewal_answered(sent, &answer, now);
         }
         if let Some(reading) = self.reading.take_if(|reading| reading.id == id) {
             return self.lease_read(&reading, &answer);
         }
         let Some(operation) = self.operation.take_if(|operation| operation.id == id) else {
-            return Outcome::Nothing;
+            return ClientOutcome::Nothing;
         };
         match &answer {
             // Nothing was done, or it is not known what, or the place is kept: the same request again,
@@ -307,8 +320,8 @@ impl Client {
                 | Failure::Busy,
             ) => {
                 let ask_again_at = now + random.between(5, 50) * MILLISECOND;
-                self.operation = Some(Operation { ask_again_at, ..operation });
-                return Outcome::Nothing;
+                self.operation = Some(ClientOperation { ask_again_at, ..operation });
+                return ClientOutcome::Nothing;
             }
             Ok(Response::Applied(reply)) => self.succeeded(&operation, reply, 0, now, random),
             Ok(Response::GrantedAfter { reply, waited_ms }) => {
@@ -319,21 +332,21 @@ impl Client {
                 let believed = self.counts_on(lease, true_nanos);
                 if self.lease.is_some_and(|held| held.id == lease) {
                     self.forget_lease();
-                    return Outcome::LeaseLost { lease, believed };
+                    return ClientOutcome::LeaseLost { lease, believed };
                 }
             }
             _ => {}
         }
-        Outcome::Ended { operation: Box::new(operation), answer }
+        ClientOutcome::Ended { operation: Box::new(operation), answer }
     }
 
     /// Compares what its lease holds with what it believes: as the SDK's `beliefs.rs` does. What it believed in
     /// before it asked, and is not there, is lost. What is there and nobody believes in may be granted by an answer
     /// that is under way: only what was granted to an acquire that it gave up is given back.
-    fn lease_read(&mut self, reading: &Reading, answer: &Result<Response, Failure>) -> Outcome {
-        let Ok(Response::Lease { grants, .. }) = answer else { return Outcome::Nothing };
+    fn lease_read(&mut self, reading: &Reading, answer: &Result<Response, Failure>) -> ClientOutcome {
+        let Ok(Response::Lease { grants, .. }) = answer else { return ClientOutcome::Nothing };
         if self.lease.is_none_or(|lease| lease.id != reading.lease) {
-            return Outcome::Nothing;
+            return ClientOutcome::Nothing;
         }
         let is_there = |token: Token| grants.iter().any(|grant| grant.token == token);
         let is_lost = |hold: &Hold| reading.believed.contains(&hold.token) && !is_there(hold.token);
@@ -346,16 +359,16 @@ impl Client {
         let orphans = grants.iter().filter(|grant| {
             let is_unknown = self.holds.iter().all(|hold| hold.token != grant.token);
             let is_given_up = self.given_up.contains(&grant.request) && asks_for != Some(&grant.lock);
-            is_unknown && (is_given_up || mutants::is_active("an acquire under way is released"))
+            is_unknown && (is_given_up || mutants::AN_ACQUIRE_UNDER_WAY_IS_RELEASED.is_active())
         });
         let orphans: Vec<_> = orphans.map(|grant| (grant.lock.clone(), grant.token)).collect();
         self.orphans.extend(orphans);
-        Outcome::HoldsLost { tokens }
+        ClientOutcome::HoldsLost { tokens }
     }
 
     fn succeeded(
         &mut self,
-        operation: &Operation,
+        operation: &ClientOperation,
         reply: &Reply,
         waited_ms: u64,
         now: u64,
@@ -373,7 +386,7 @@ impl Client {
                     self.begin_lease(*lease, *ttl, operation, waited_ms, now);
                 }
                 let Some(held) = self.lease.as_mut().filter(|held| held.id == *lease) else { return };
-                if mutants::is_active("a grant extends its lease") {
+                if mutants::A_GRANT_EXTENDS_ITS_LEASE.is_active() {
                     held.validity.renewed(operation.first_sent);
                 }
                 // R6, R7: a grant is usable only within the validity of its lease, which it does not
@@ -391,14 +404,14 @@ impl Client {
         }
     }
 
-    fn begin_lease(&mut self, id: LeaseId, ttl: Ttl, operation: &Operation, waited_ms: u64, now: u64) {
-        let first_sent = match mutants::is_active("validity counted from the reply") {
+    fn begin_lease(&mut self, id: LeaseId, ttl: Ttl, operation: &ClientOperation, waited_ms: u64, now: u64) {
+        let first_sent = match mutants::VALIDITY_COUNTED_FROM_THE_REPLY.is_active() {
             false => operation.first_sent,
             true => now,
         };
         let waited_ms = i64::try_from(waited_ms).unwrap_or(i64::MAX);
         // R7: the time to live began when the wait ended: what a lease of no length would be worth.
-        let begun = match mutants::is_active("the whole wait is counted") {
+        let begun = match mutants::THE_WHOLE_WAIT_IS_COUNTED.is_active() {
             false => valid_until_after_wait(first_sent, waited_ms, 0),
             true => first_sent + waited_ms as u64 * MILLISECOND,
         };
@@ -415,8 +428,8 @@ impl Client {
         }
     }
 
-    fn renewal_answered(&mut self, sent: u64, answer: &Result<Response, Failure>, now: u64) -> Outcome {
-        let Some(lease) = &mut self.lease else { return Outcome::Nothing };
+    fn renewal_answered(&mut self, sent: u64, answer: &Result<Response, Failure>, now: u64) -> ClientOutcome {
+        let Some(lease) = &mut self.lease else { return ClientOutcome::Nothing };
         let (id, believed) = (lease.id, lease.validity.holds_at(now));
         match answer {
             // What has run out does not come back, unless its client waited for it.
@@ -424,18 +437,18 @@ impl Client {
                 self.wants_reading |= *holds_differ;
                 lease.validity.renewed(sent);
                 self.lapsed = !lease.validity.holds_at(now);
-                Outcome::Renewed { lease: id }
+                ClientOutcome::Renewed { lease: id }
             }
             Err(Failure::Refused(Refusal::LeaseNotFound { lease: refused })) if *refused == id => {
                 self.forget_lease();
-                Outcome::LeaseLost { lease: id, believed }
+                ClientOutcome::LeaseLost { lease: id, believed }
             }
             Err(_) => {
                 self.node += 1;
                 self.next_renewal = self.next_renewal.min(now + 50 * MILLISECOND);
-                Outcome::Nothing
+                ClientOutcome::Nothing
             }
-            Ok(_) => Outcome::Nothing,
+            Ok(_) => ClientOutcome::Nothing,
         }
     }
 

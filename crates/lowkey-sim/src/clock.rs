@@ -2,13 +2,13 @@
 
 /// A clock that shows `offset + true time · rate`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
+pub(crate) struct SimClock {
     offset_nanos: u64,
     /// Parts in a million by which it runs fast (or slow, below zero).
     drift_ppm: i64,
 }
 
-impl Clock {
+impl SimClock {
     pub(crate) fn new(offset_nanos: u64, drift_ppm: i64) -> Self {
         Self { offset_nanos, drift_ppm }
     }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_fast_clock_shows_more_and_is_read_back() {
-        let clock = Clock::new(500, 40_000);
+        let clock = SimClock::new(500, 40_000);
         assert_eq!(clock.read(1_000_000_000), 1_040_000_500);
         let when = clock.when(clock.read(123_456_789));
         assert!((123_456_789..=123_456_791).contains(&when), "{when}");

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use lowkey_replica::Input;
 
-use crate::client::Client;
+use crate::client::SimClient;
 use crate::invariants::Check;
-use crate::node::{Doom, StartProblem};
+use crate::node::{Doom, Lane, StartProblem};
 use crate::plan::{MILLISECOND, SECOND};
 use crate::words::{cut_words, span_words};
-use crate::world::{Event, World};
+use crate::world::{World, WorldEvent};
 
 /// Something breaks, or is mended.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     ClientMute,
     ClientCrash,
     Stall,
+    /// Machines get too little of their processors for a while.
+    Starve,
     /// A sync of a machine's disk fails, and ends the process.
     SyncFailure,
     Transfer,
@@ -47,6 +49,7 @@ impl World {
             Fault::SyncFailure,
             Fault::Transfer,
             Fault::Operator,
+            Fault::Starve,
         ] {
             self.schedule_fault(fault);
         }
@@ -61,15 +64,18 @@ impl World {
             Fault::ClientPause => self.faults.client_pause_nanos,
             Fault::ClientCrash => self.faults.client_crash_nanos,
             Fault::Stall => self.faults.stall_nanos,
+            Fault::Starve => self.faults.starve_nanos,
             Fault::SyncFailure => self.faults.sync_failure_nanos,
             Fault::Transfer => self.faults.transfer_nanos,
             Fault::ClientMute => self.faults.client_mute_nanos,
+            // Members come and go in every group by itself: a machine would be gone from one, and vote in another.
+            Fault::Operator if self.plan.groups > 1 => 0,
             Fault::Operator => self.faults.operator_nanos,
             Fault::Heal | Fault::Strike(_) => 0,
         };
         if mean > 0 {
             let at = self.now + self.random.span(mean);
-            self.schedule(at, Event::Fault(fault));
+            self.schedule(at, WorldEvent::Fault(fault));
         }
     }
 
@@ -91,11 +97,11 @@ impl World {
             }
             Fault::Crash => {
                 let doomed = &mut self.nodes[node];
-                let term = doomed.process.as_ref().map_or(0, |process| process.replica.standing().0);
+                let terms = doomed.terms();
                 match self.random.between(0, 3) {
                     0 => return self.crash(node),
                     1 => doomed.doom = Some(Doom::Write),
-                    _ => doomed.doom = Some(Doom::Term(term)),
+                    _ => doomed.doom = Some(Doom::Term(terms)),
                 }
             }
             Fault::Strike(node) => {
@@ -140,6 +146,7 @@ impl World {
                 self.trace
                     .tell(self.now, || format!("the disk of n{} stalls for {}", node + 1, span_words(span)));
             }
+            Fault::Starve => self.starve(node),
             Fault::SyncFailure => {
                 if self.nodes[node].process.is_some() {
                     let n = self.random.between(1, 3);
@@ -150,11 +157,24 @@ impl World {
             Fault::Transfer => {
                 self.trace.tell(self.now, || "the lead is asked to move".to_owned());
                 for node in 0..self.nodes.len() {
-                    self.input(node, Input::HandOver);
+                    self.plan.groups().for_each(|group| self.input(node, group, Input::HandOver));
                 }
             }
         }
         Ok(())
+    }
+
+    /// One machine is starved, or all are, as if they were one.
+    fn starve(&mut self, one: usize) {
+        let span = self.random.between(1_000, 20_000) * MILLISECOND;
+        let late_max = *self.random.pick(&[50, 150, 400]) * MILLISECOND;
+        let all = self.random.one_in(2);
+        for (number, node) in self.nodes.iter_mut().enumerate().filter(|(number, _)| all || *number == one) {
+            (node.starved_until, node.starved_max_nanos) = (self.now + span, late_max);
+            self.trace.tell(self.now, || {
+                format!("n{} is late by up to {} for {}", number + 1, span_words(late_max), span_words(span))
+            });
+        }
     }
 
     /// Short, about a time to live, or several of them.
@@ -216,28 +236,29 @@ impl World {
             format!("the network breaks for {}: {}", span_words(span), cut_words(&self.cut))
         });
         let at = self.now + span;
-        self.schedule(at, Event::Fault(Fault::Heal));
+        self.schedule(at, WorldEvent::Fault(Fault::Heal));
     }
 
     fn leader(&self) -> Option<usize> {
+        let leads = |lane: &Lane| lane.replica.standing().2;
         self.nodes
             .iter()
-            .position(|node| node.process.as_ref().is_some_and(|process| process.replica.standing().2))
+            .position(|node| node.process.as_ref().is_some_and(|process| process.lanes.iter().any(leads)))
     }
 
     /// A machine writes: if it is doomed, it crashes before the disk is done, or soon after.
     pub(crate) fn strike_if_doomed(&mut self, node: usize, sync_nanos: u64) {
-        let term = self.nodes[node].process.as_ref().map_or(0, |process| process.replica.standing().0);
+        let terms = self.nodes[node].terms();
         let strikes = match self.nodes[node].doom {
             None => false,
             Some(Doom::Write) => true,
-            Some(Doom::Term(last)) => term > last,
+            Some(Doom::Term(last)) => terms > last,
         };
         if strikes {
             self.nodes[node].doom = None;
             let longest = *self.random.pick(&[sync_nanos, 2 * sync_nanos, 50 * MILLISECOND]);
             let at = self.now + self.random.between(0, longest);
-            self.schedule(at, Event::Fault(Fault::Strike(node)));
+            self.schedule(at, WorldEvent::Fault(Fault::Strike(node)));
         }
     }
 
@@ -282,7 +303,7 @@ impl World {
             self.damage(node);
         }
         let at = self.now + span;
-        self.schedule(at, Event::Restart { node });
+        self.schedule(at, WorldEvent::Restart { node });
         Ok(())
     }
 
@@ -303,7 +324,7 @@ impl World {
             format!("a sync of n{} fails, its process ends, and is back in {}", node + 1, span_words(span))
         });
         let at = self.now + span;
-        self.schedule(at, Event::Restart { node });
+        self.schedule(at, WorldEvent::Restart { node });
     }
 
     /// Flips a byte of a log that is not in use. Where the damage is in what is known to be synced,
@@ -341,7 +362,8 @@ impl World {
         let owner = self.clients[client].owner.clone();
         self.trace.tell(self.now, || format!("{owner} crashes"));
         self.leave_all(client);
-        self.clients[client] = Client::new(client, life, clock, self.now, &mut self.random);
+        self.clients[client] =
+            SimClient::new(client, self.plan.group_of(client), life, clock, self.now, &mut self.random);
         self.wake_client(client);
     }
 }

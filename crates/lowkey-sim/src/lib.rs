@@ -1,7 +1,7 @@
 //! A deterministic simulator: whole clusters of the real replica and the real log, with simulated
 //! network, disks, clocks and clients, in one thread, from one seed.
 //!
-//! `world` is the loop of events; `node` drives a replica as the server does; `client` behaves as an
+//! `world` is the loop of events; `node` drives the replicas of one machine, one a group, as the server does; `client` behaves as an
 //! SDK must and `watcher` as a watch does; `plan` draws what a seed's world is like and `faults` breaks it; `invariants` says what
 //! must always be true, one file each; `scenarios` are schedules played on purpose, and `words` tell it
 //! all as a story.
@@ -28,11 +28,13 @@ mod world;
 /// The checks that need nothing of a simulated world: tests of real processes judge their histories by
 /// these, too.
 pub mod judge {
-    pub use crate::claim::Claim;
-    pub use crate::invariants::{Check, Chronicle, Fencing, Held, LockAt, Tokens, Violation, Waiting, Write};
+    pub use crate::claim::PlainClaim;
+    pub use crate::invariants::{
+        Check, Chronicle, Fencing, HoldSeen, LockAt, Tokens, Violation, WaitSeen, Write,
+    };
     pub use crate::random::Random;
 }
 
 pub use invariants::Violation;
 pub use tamper::tamper;
-pub use world::{Summary, run};
+pub use world::{WorldSummary, run, run_with_groups};

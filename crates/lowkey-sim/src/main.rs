@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lowkey_sim::{Summary, Violation, run};
+use lowkey_sim::{Violation, WorldSummary, run, run_with_groups};
 
 /// Simulates lowkey clusters under faults, faster than real time, and checks what must always be true.
 #[derive(Debug, Parser)]
@@ -24,6 +24,9 @@ struct Args {
     /// The first seed of a run; by default drawn from the clock
     #[arg(long, conflicts_with = "seed")]
     from: Option<u64>,
+    /// Have so many groups in every world, instead of one in most and more in some
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    groups: Option<u8>,
     /// Switch this rule off, and run seeds from 1 on until a broken promise shows it; with --seed,
     /// only that one
     #[cfg(feature = "mutants")]
@@ -46,8 +49,20 @@ fn main() -> ExitCode {
         return hunt::run(&args);
     }
     match args.seed {
-        Some(seed) => run_one(seed, args.trace),
-        None => run_many(args.minutes, args.from.unwrap_or_else(fresh_seed)),
+        Some(seed) => run_one(seed, args.groups, args.trace),
+        None => run_many(args.minutes, args.groups, args.from.unwrap_or_else(fresh_seed)),
+    }
+}
+
+/// Runs the world of a seed, with so many groups if that is wished.
+fn run_world(
+    seed: u64,
+    groups: Option<u8>,
+    trace: bool,
+) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
+    match groups {
+        Some(groups) => run_with_groups(seed, usize::from(groups), trace),
+        None => run(seed, trace),
     }
 }
 
@@ -57,8 +72,8 @@ fn fresh_seed() -> u64 {
     since.as_nanos() as u64 >> 8 << 16
 }
 
-fn run_one(seed: u64, trace: bool) -> ExitCode {
-    let (summary, outcome, story) = run(seed, trace);
+fn run_one(seed: u64, groups: Option<u8>, trace: bool) -> ExitCode {
+    let (summary, outcome, story) = run_world(seed, groups, trace);
     if trace {
         story.iter().for_each(|line| println!("{line}"));
     } else {
@@ -67,24 +82,25 @@ fn run_one(seed: u64, trace: bool) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(violation) => {
-            report(seed, &violation);
+            report(seed, groups, &violation);
             ExitCode::FAILURE
         }
     }
 }
 
-fn report(seed: u64, violation: &Violation) {
+fn report(seed: u64, groups: Option<u8>, violation: &Violation) {
+    let groups = groups.map_or_else(String::new, |groups| format!(" --groups {groups}"));
     eprintln!("seed {seed} breaks `{}`: {}", violation.invariant, violation.what);
-    eprintln!("repeat it with: cargo run --release -p lowkey-sim -- --seed {seed} --trace");
+    eprintln!("repeat it with: cargo run --release -p lowkey-sim -- --seed {seed}{groups} --trace");
 }
 
 #[derive(Default)]
 struct Total {
     seeds: u64,
-    sum: Summary,
+    sum: WorldSummary,
 }
 
-fn run_many(minutes: f64, from: u64) -> ExitCode {
+fn run_many(minutes: f64, groups: Option<u8>, from: u64) -> ExitCode {
     let deadline = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
     let (next, failed) = (AtomicU64::new(from), AtomicBool::new(false));
     let total = Mutex::new(Total::default());
@@ -94,9 +110,9 @@ fn run_many(minutes: f64, from: u64) -> ExitCode {
             scope.spawn(|| {
                 while Instant::now() < deadline && !failed.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if let Err(violation) = run_and_count(seed, &total) {
+                    if let Err(violation) = run_and_count(seed, groups, &total) {
                         failed.store(true, Ordering::Relaxed);
-                        tell_failure(seed, &violation);
+                        tell_failure(seed, groups, &violation);
                     }
                 }
             });
@@ -115,8 +131,8 @@ fn run_many(minutes: f64, from: u64) -> ExitCode {
     if failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn run_and_count(seed: u64, total: &Mutex<Total>) -> Result<(), Violation> {
-    let (summary, outcome, _) = run(seed, false);
+fn run_and_count(seed: u64, groups: Option<u8>, total: &Mutex<Total>) -> Result<(), Violation> {
+    let (summary, outcome, _) = run_world(seed, groups, false);
     if let Ok(mut total) = total.lock() {
         total.seeds += 1;
         total.sum.simulated_nanos += summary.simulated_nanos;
@@ -134,12 +150,12 @@ fn run_and_count(seed: u64, total: &Mutex<Total>) -> Result<(), Violation> {
 }
 
 /// The broken promise, the last events before it, and how to see it again.
-fn tell_failure(seed: u64, violation: &Violation) {
+fn tell_failure(seed: u64, groups: Option<u8>, violation: &Violation) {
     eprintln!();
-    let (_, _, story) = run(seed, true);
+    let (_, _, story) = run_world(seed, groups, true);
     let last = story.len().saturating_sub(30);
     story[last..].iter().for_each(|line| eprintln!("{line}"));
-    report(seed, violation);
+    report(seed, groups, violation);
 }
 
 fn words(total: &Total) -> String {
@@ -157,25 +173,26 @@ fn words(total: &Total) -> String {
 mod hunt {
     use std::process::ExitCode;
 
+    use lowkey_mutants::{ALL, Mutant, named};
     use lowkey_sim::Violation;
-    use lowkey_sim::mutants::{EQUIVALENT, Hunt, MUTANTS, Place, hunt_all, named, run_mutated};
+    use lowkey_sim::mutants::{CaughtAt, Hunt, hunt_all, hunted, run_mutated};
 
     use super::Args;
 
     pub(super) fn run(args: &Args) -> ExitCode {
-        let names = match args.mutant.as_deref().map(named) {
-            None => MUTANTS.to_vec(),
-            Some(Some(name)) => vec![name],
+        let mutants = match args.mutant.as_deref().map(named) {
+            None => hunted(),
+            Some(Some(mutant)) => vec![mutant],
             Some(None) => {
                 eprintln!("there is no such mutant; these are:");
-                MUTANTS.iter().chain(EQUIVALENT).for_each(|name| eprintln!("  {name}"));
+                ALL.iter().for_each(|mutant| eprintln!("  {}", mutant.name));
                 return ExitCode::FAILURE;
             }
         };
-        if let ([name], Some(seed)) = (names.as_slice(), args.seed) {
-            return run_one(name, seed, args.trace);
+        if let ([mutant], Some(seed)) = (mutants.as_slice(), args.seed) {
+            return run_one(*mutant, seed, args.trace);
         }
-        let hunts = hunt_all(&names, args.seeds, |hunt| eprintln!("{}", words(hunt)));
+        let hunts = hunt_all(&mutants, args.seeds, |hunt| eprintln!("{}", words(hunt)));
         if args.mutants {
             println!("| mutant | caught by | seeds needed |\n|---|---|---|");
             hunts.iter().for_each(|hunt| println!("{}", row(hunt)));
@@ -184,8 +201,9 @@ mod hunt {
         if all_caught { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    fn run_one(name: &'static str, seed: u64, trace: bool) -> ExitCode {
-        let (summary, outcome, story) = run_mutated(name, seed, trace);
+    fn run_one(mutant: Mutant, seed: u64, trace: bool) -> ExitCode {
+        let (summary, outcome, story) = run_mutated(mutant, seed, trace);
+        let name = mutant.name;
         story.iter().for_each(|line| println!("{line}"));
         match outcome {
             Ok(()) => eprintln!("`{name}` survives seed {seed}: {summary:?}"),
@@ -198,19 +216,21 @@ mod hunt {
         match &hunt.caught {
             Some((place, Violation { invariant, what })) => {
                 let place = match place {
-                    Place::Seed(seed) => format!("after {seed} seeds"),
+                    CaughtAt::Seed(seed) => format!("after {seed} seeds"),
                     scenario => format!("by {scenario}"),
                 };
-                format!("`{}` is caught {place}, by `{invariant}`: {what}", hunt.name)
+                format!("`{}` is caught {place}, by `{invariant}`: {what}", hunt.mutant.name)
             }
-            None => format!("`{}` survives", hunt.name),
+            None => format!("`{}` survives", hunt.mutant.name),
         }
     }
 
     fn row(hunt: &Hunt) -> String {
         match &hunt.caught {
-            Some((place, violation)) => format!("| {} | {} | {place} |", hunt.name, violation.invariant),
-            None => format!("| {} | **nothing** | – |", hunt.name),
+            Some((place, violation)) => {
+                format!("| {} | {} | {place} |", hunt.mutant.name, violation.invariant)
+            }
+            None => format!("| {} | **nothing** | – |", hunt.mutant.name),
         }
     }
 }

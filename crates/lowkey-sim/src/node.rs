@@ -1,25 +1,28 @@
-//! One machine: the real replica on the real log on a simulated disk, driven as the server drives it.
+//! One machine: the real replicas of all groups on one real log on a simulated disk, driven as the server drives them.
+//!
+//! What belongs to a group is a [`Lane`]: its replica, what waits for it, who waits for its answers. What belongs to the
+//! machine is not: the disk, the log with its sync, the clock, and whether it is up at all.
 //!
 //! A turn is cut in two where the server waits for its disk, so that a crash, a pause or a stall can
-//! come between the write and the sync, and between the sync and the answers.
+//! come between the write and the sync, and between the sync and the answers. While the disk is busy with some lanes'
+//! records, the others go on; what they have to save waits, and is then written as one batch and synced once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName, RequestId, State,
-    mutants,
+    COMMAND_VERSION, ClusterId, GroupId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName, RequestId,
+    State, mutants,
 };
 use lowkey_replica::{
-    CallId, Config, Divergence, Found, Founding, History, Input, LogRecord, Nanos, Output, RecordKind,
-    Replica, Role, SnapshotJob, begin_anew, found,
+    CallId, Config, Divergence, Found, Founding, History, Input, Nanos, Output, Replica, Role, SnapshotJob,
+    begin_anew, found,
 };
-use lowkey_wal::{Disk, Kind, Options, Record, SimDisk, Wal, WalError, snapshots};
+use lowkey_wal::{Disk, Options, Record, RecordKind, Recovered, SimDisk, Wal, WalError, snapshots};
 
-use crate::clock::Clock;
-use crate::plan::{Plan, SECOND};
+use crate::clock::SimClock;
+use crate::plan::{SECOND, WorldPlan};
 
-const GROUP: u32 = 1;
 const CLUSTER: ClusterId = ClusterId(*b"simulated world.");
 /// Small segments, so that logs roll over often.
 const SEGMENT_BYTES: u64 = 64 * 1024;
@@ -27,15 +30,18 @@ const SEGMENT_BYTES: u64 = 64 * 1024;
 pub(crate) const QUARANTINE_NANOS: u64 = 20 * SECOND;
 
 /// A machine, up or down.
-pub(crate) struct Node {
+pub(crate) struct SimNode {
     pub(crate) member: u64,
-    pub(crate) clock: Clock,
+    pub(crate) clock: SimClock,
     pub(crate) disk: SimDisk,
     pub(crate) process: Option<Process>,
     /// Counts starts: what was meant for an earlier process does not reach a later one.
     pub(crate) incarnation: u64,
     pub(crate) paused_until: u64,
     pub(crate) stalled_until: u64,
+    /// Until then it gets too little of its processor: whenever it has something to do, it is late by up to so much.
+    pub(crate) starved_until: u64,
+    pub(crate) starved_max_nanos: u64,
     /// It will crash about when it writes the next time.
     pub(crate) doom: Option<Doom>,
     /// Its log was damaged, and it rightly refused to start.
@@ -55,23 +61,40 @@ pub(crate) struct Node {
 pub(crate) enum Doom {
     /// The next one.
     Write,
-    /// The next one in a later term than this: mostly a vote.
+    /// The next one in later terms than this, all groups' together: mostly a vote.
     Term(u64),
 }
 
 /// What is gone after a crash.
 pub(crate) struct Process {
-    pub(crate) replica: Replica,
     pub(crate) wal: Wal,
-    pub(crate) inbox: VecDeque<Input>,
-    /// Who waits for an answer.
-    pub(crate) calls: BTreeMap<CallId, Call>,
-    pub(crate) last_call: u64,
+    /// One of each group, by its number in this world.
+    pub(crate) lanes: Vec<Lane>,
+    /// Something was written and is not synced.
+    pub(crate) syncing: bool,
+}
+
+/// How far a lane is with what its turn has to save.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Saving {
+    Nothing,
+    /// It waits until the disk has done with what others save.
+    Waits(Vec<Record>),
+    /// Written, not synced: the turn goes on when the disk is done.
+    Written,
+}
+
+/// What belongs to one group.
+pub(crate) struct Lane {
+    pub(crate) replica: Replica,
+    pub(crate) saving: Saving,
     /// In true time.
     pub(crate) next_tick: u64,
-    /// Written, not synced: the turn goes on when the disk is done.
-    pub(crate) syncing: bool,
-    /// The entries of the log, by index, as they were handed to the disk.
+    pub(crate) inbox: VecDeque<Input>,
+    /// Who waits for an answer.
+    pub(crate) calls: BTreeMap<CallId, SimCall>,
+    pub(crate) last_call: u64,
+    /// The entries of its log, by index, as they were handed to the disk.
     pub(crate) entries: BTreeMap<u64, Vec<u8>>,
     /// The last index whose application was looked at.
     pub(crate) seen_applied: u64,
@@ -86,7 +109,7 @@ pub(crate) struct Process {
 
 /// A caller: a client that crashed meanwhile is another one, and its answers are not for it.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct SimCall {
     pub(crate) client: usize,
     pub(crate) life: u64,
     pub(crate) operation: u64,
@@ -116,10 +139,10 @@ pub(crate) fn node_info(member: u64) -> NodeInfo {
     }
 }
 
-/// What the first machine begins with.
-fn founding(plan: &Plan) -> Founding {
+/// What the first machine begins a group with. A cluster that begins anew has one.
+fn founding(plan: &WorldPlan, group: usize) -> Founding {
     if !plan.recovered {
-        return found(CLUSTER, node_info(1));
+        return found(group_id(group), CLUSTER, node_info(1));
     }
     let beginning = NewBeginning {
         cluster: CLUSTER,
@@ -135,19 +158,18 @@ fn identity(member: u64) -> NodeIdentity {
     NodeIdentity([member as u8; 16])
 }
 
-impl Node {
+impl SimNode {
     /// A machine whose disk holds a new cluster (the founder) or an empty log (one that joins).
-    pub(crate) fn new(plan: &Plan, member: u64, clock: Clock, disk_seed: u64) -> Self {
+    pub(crate) fn new(plan: &WorldPlan, member: u64, clock: SimClock, disk_seed: u64) -> Self {
         let disk = SimDisk::new(disk_seed);
-        let records = if member == 1 {
-            let founding = founding(plan);
-            snapshots::save(&*disk.as_disk(), founding.snapshot.index, &founding.snapshot.payload)
+        let mut records = Vec::new();
+        // The machine that founds the cluster founds all its groups.
+        for group in plan.groups().filter(|_| member == 1) {
+            let Founding { snapshot, records: first, .. } = founding(plan, group);
+            snapshots::save(&*disk.as_disk(), group_id(group), snapshot.index, &snapshot.payload)
                 .expect("a new disk takes a snapshot");
-            founding.records
-        } else {
-            Vec::new()
-        };
-        let records: Vec<Record> = records.iter().map(wal_record).collect();
+            records.extend(first);
+        }
         let wal = Wal::create(disk.as_disk(), identity(member).0, options(), &records);
         wal.and_then(Wal::close).expect("a new disk takes a log");
         Self {
@@ -158,6 +180,8 @@ impl Node {
             incarnation: 0,
             paused_until: 0,
             stalled_until: 0,
+            starved_until: 0,
+            starved_max_nanos: 0,
             doom: None,
             refused: false,
             drifted: false,
@@ -168,12 +192,31 @@ impl Node {
     }
 
     /// Starts a process from what the disk holds.
-    pub(crate) fn start(&mut self, plan: &Plan, seed: u64, now: u64) -> Result<(), StartProblem> {
+    pub(crate) fn start(&mut self, plan: &WorldPlan, seed: u64, now: u64) -> Result<(), StartProblem> {
         let (wal, recovered) =
             Wal::open(self.disk.as_disk(), identity(self.member).0, options()).map_err(StartProblem::Log)?;
+        let lanes = plan.groups().map(|group| self.recover(plan, seed, group, &recovered, now));
+        let lanes = lanes.collect::<Result<_, _>>()?;
+        self.incarnation += 1;
+        self.process = Some(Process { wal, lanes, syncing: false });
+        Ok(())
+    }
+
+    /// A group as the disk has it.
+    fn recover(
+        &self,
+        plan: &WorldPlan,
+        seed: u64,
+        group: usize,
+        recovered: &Recovered,
+        now: u64,
+    ) -> Result<Lane, StartProblem> {
         let other = |error: &dyn std::fmt::Display| StartProblem::Other(error.to_string());
-        let snapshot = snapshots::load_newest(&*self.disk.as_disk()).map_err(|error| other(&error))?;
-        let log = recovered.groups.get(&GROUP).cloned().unwrap_or_default();
+        let (disk, id) = (self.disk.as_disk(), group_id(group));
+        let snapshot = snapshots::load_newest(&*disk, id).map_err(|error| other(&error))?;
+        let log = recovered.groups.get(&id).cloned().unwrap_or_default();
+        // Groups must not elect their leaders in step.
+        let seed = seed ^ (group as u64) << 32;
         let entries = log.entries.iter().cloned().collect();
         let found = Found {
             snapshot: snapshot.map(|(_, payload)| payload),
@@ -190,26 +233,43 @@ impl Node {
             tail_entries: plan.tail_entries,
             slow_entries_max: 4 * plan.tail_entries,
             quarantine_nanos: QUARANTINE_NANOS,
-            ..Config::new(GROUP, MemberId(self.member), seed)
+            ..Config::new(id, MemberId(self.member), seed)
         };
         let replica = Replica::recover(config, CLUSTER, found).map_err(|error| other(&error))?;
-        self.incarnation += 1;
-        self.process = Some(Process {
+        Ok(Lane {
             seen_applied: replica.state().revision(),
             history: History::with_events_max(replica.state().revision(), plan.history_events),
             knows_after: replica.state().revision(),
             replica,
-            wal,
+            saving: Saving::Nothing,
+            next_tick: now,
             inbox: VecDeque::new(),
             calls: BTreeMap::new(),
             last_call: 0,
-            next_tick: now,
-            syncing: false,
             entries,
             seen_divergence: None,
             seen_standing: (0, Role::Follower, false),
-        });
-        Ok(())
+        })
+    }
+
+    /// The lane of a group, if the machine is up.
+    pub(crate) fn running(&self, group: usize) -> Option<&Lane> {
+        self.process.as_ref().map(|process| &process.lanes[group])
+    }
+
+    /// The lane of a group of a machine that is up.
+    pub(crate) fn lane(&self, group: usize) -> &Lane {
+        self.running(group).expect("the caller looked")
+    }
+
+    pub(crate) fn lane_mut(&mut self, group: usize) -> &mut Lane {
+        &mut self.process.as_mut().expect("the caller looked").lanes[group]
+    }
+
+    /// The sum of the terms of all groups: it rises when any of them does.
+    pub(crate) fn terms(&self) -> u64 {
+        let lanes = self.process.iter().flat_map(|process| &process.lanes);
+        lanes.map(|lane| lane.replica.standing().0).sum()
     }
 
     /// Ends the process. After a loss of power the disk keeps what was synced, and what it likes of
@@ -233,6 +293,44 @@ impl Node {
 }
 
 impl Process {
+    /// Writes what the lanes have to save as one batch, unless the disk is busy; true if it has something to sync now.
+    pub(crate) fn write(&mut self) -> Result<bool, String> {
+        if self.syncing {
+            return Ok(false);
+        }
+        let mut records = Vec::new();
+        for lane in &mut self.lanes {
+            if let Saving::Waits(waiting) = &mut lane.saving {
+                records.append(waiting);
+                lane.saving = Saving::Written;
+                self.syncing = true;
+            }
+        }
+        self.wal.append(&records).map_err(|error| error.to_string())?;
+        Ok(self.syncing)
+    }
+
+    /// The disk is done: gives the groups whose turns go on.
+    pub(crate) fn sync(&mut self) -> Result<Vec<usize>, String> {
+        if !mutants::LOG_SYNC_SKIPPED.is_active() {
+            self.wal.sync().map_err(|error| error.to_string())?;
+        }
+        self.syncing = false;
+        if let Some(job) = self.wal.segment_job() {
+            self.wal.segment_made(job.run());
+        }
+        let mut synced = Vec::new();
+        for (group, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.saving == Saving::Written {
+                lane.saving = Saving::Nothing;
+                synced.push(group);
+            }
+        }
+        Ok(synced)
+    }
+}
+
+impl Lane {
     /// Takes in everything that waits, each input with its own reading of the clock.
     pub(crate) fn take_in(&mut self, now: Nanos) {
         while let Some(input) = self.inbox.pop_front() {
@@ -240,33 +338,19 @@ impl Process {
         }
     }
 
-    /// Begins a turn; true if its records were written and wait for the disk.
-    pub(crate) fn begin_turn(&mut self, disk: &SimDisk, now: Nanos) -> Result<(Output, bool), String> {
+    /// Begins a turn. What it has to save waits for the disk then; a snapshot is there already.
+    pub(crate) fn begin_turn(&mut self, group: usize, disk: &SimDisk, now: Nanos) -> Result<Output, String> {
         let turn = self.replica.begin_turn(now).map_err(|error| error.to_string())?;
         if turn.persist.is_empty() {
-            return Ok((turn.output, false));
+            return Ok(turn.output);
         }
         if let Some(file) = &turn.persist.snapshot {
-            snapshots::save(&*disk.as_disk(), file.index, &file.payload)
+            snapshots::save(&*disk.as_disk(), group_id(group), file.index, &file.payload)
                 .map_err(|error| error.to_string())?;
         }
         turn.persist.records.iter().for_each(|record| self.follow(record));
-        let records: Vec<Record> = turn.persist.records.iter().map(wal_record).collect();
-        self.wal.append(&records).map_err(|error| error.to_string())?;
-        self.syncing = true;
-        Ok((turn.output, true))
-    }
-
-    /// The disk is done.
-    pub(crate) fn sync(&mut self) -> Result<(), String> {
-        if !mutants::is_active("log sync skipped") {
-            self.wal.sync().map_err(|error| error.to_string())?;
-        }
-        self.syncing = false;
-        if let Some(job) = self.wal.segment_job() {
-            self.wal.segment_made(job.run());
-        }
-        Ok(())
+        self.saving = Saving::Waits(turn.persist.records);
+        Ok(turn.output)
     }
 
     pub(crate) fn end_turn(&mut self, now: Nanos) -> Result<Output, String> {
@@ -293,7 +377,7 @@ impl Process {
     }
 
     /// Keeps a copy of the log's entries, to compare them with the other replicas'.
-    fn follow(&mut self, record: &LogRecord) {
+    fn follow(&mut self, record: &Record) {
         match record.kind {
             RecordKind::Entry => {
                 self.entries.split_off(&record.index);
@@ -301,7 +385,7 @@ impl Process {
             }
             RecordKind::Compaction => self.entries = self.entries.split_off(&(record.index + 1)),
             RecordKind::Reset => self.entries.clear(),
-            RecordKind::HardState => {}
+            RecordKind::HardState | RecordKind::ConfState => {}
         }
     }
 }
@@ -310,38 +394,39 @@ fn options() -> Options {
     Options { segment_bytes: SEGMENT_BYTES }
 }
 
-fn wal_record(record: &LogRecord) -> Record {
-    let kind = match record.kind {
-        RecordKind::Entry => Kind::Entry,
-        RecordKind::HardState => Kind::HardState,
-        RecordKind::Compaction => Kind::Compaction,
-        RecordKind::Reset => Kind::Reset,
-    };
-    Record { group: GROUP, kind, index: record.index, payload: record.payload.clone() }
+/// The id of a group that has this number in a world.
+pub(crate) fn group_id(group: usize) -> GroupId {
+    GroupId(group as u32 + GroupId::ROOT.0)
+}
+
+/// The number of a group in a world; there may be none.
+pub(crate) fn group_number(id: GroupId) -> Option<usize> {
+    Some(id.0.checked_sub(GroupId::ROOT.0)? as usize)
 }
 
 /// Makes a snapshot from the one before it, which is on the disk, and writes it there; then the replica is
 /// told.
-pub(crate) fn write_snapshot(disk: &SimDisk, job: SnapshotJob) -> Result<Input, String> {
-    let (disk, index) = (disk.as_disk(), job.index());
-    let found = snapshots::load(&*disk, job.base()).map_err(|error| error.to_string())?;
+pub(crate) fn write_snapshot(disk: &SimDisk, group: usize, job: SnapshotJob) -> Result<Input, String> {
+    let (disk, group, index) = (disk.as_disk(), group_id(group), job.index());
+    let found = snapshots::load(&*disk, group, job.base()).map_err(|error| error.to_string())?;
     let base = match found {
         Some(base) => base,
         // Snapshots of the leader have come since, and only the newest two are kept: nobody waits for this one any more.
-        None if has_newer(&*disk, job.base())? => return Ok(Input::SnapshotFailed { index }),
+        None if has_newer(&*disk, group, job.base())? => return Ok(Input::SnapshotFailed { index }),
         None => return Err(missing(job.base())),
     };
     let made = job.run(&base).map_err(|error| format!("snapshot {index} cannot be made: {error}"))?;
     let size_bytes = made.payload.len() as u64;
-    Ok(match snapshots::save(&*disk, index, &made.payload) {
+    Ok(match snapshots::save(&*disk, group, index, &made.payload) {
         Ok(()) => Input::SnapshotSaved { index, size_bytes },
         Err(_) => Input::SnapshotFailed { index },
     })
 }
 
 /// The snapshot that a replica wants sent.
-pub(crate) fn load_snapshot(disk: &SimDisk, index: u64) -> Result<Vec<u8>, String> {
-    let loaded = snapshots::load(&*disk.as_disk(), index).map_err(|error| error.to_string())?;
+pub(crate) fn load_snapshot(disk: &SimDisk, group: usize, index: u64) -> Result<Vec<u8>, String> {
+    let loaded =
+        snapshots::load(&*disk.as_disk(), group_id(group), index).map_err(|error| error.to_string())?;
     loaded.ok_or_else(|| missing(index))
 }
 
@@ -349,7 +434,7 @@ fn missing(index: u64) -> String {
     format!("snapshot {index} is not on the disk")
 }
 
-fn has_newer(disk: &dyn Disk, index: u64) -> Result<bool, String> {
-    let newest = snapshots::load_newest(disk).map_err(|error| error.to_string())?;
+fn has_newer(disk: &dyn Disk, group: GroupId, index: u64) -> Result<bool, String> {
+    let newest = snapshots::load_newest(disk, group).map_err(|error| error.to_string())?;
     Ok(newest.is_some_and(|(newest, _)| newest > index))
 }

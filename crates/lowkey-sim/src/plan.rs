@@ -16,12 +16,19 @@ pub const MILLISECOND: u64 = 1_000_000;
 const NAMES: [&str; 6] = ["a", "a/b", "ab", "a/b/c", "a/bc", "b"];
 const ELECTION: &str = "election";
 
+/// One world in so many has more than one group.
+const MANY_GROUPS_ONE_IN: u64 = 6;
+
 /// One world's make-up.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct WorldPlan {
     /// Replicas in the cluster.
     pub replicas: usize,
-    /// Clients.
+    /// Groups that the machines have replicas of. They do not interact, except by the machines that they share.
+    pub groups: usize,
+    /// No client uses the last group: it has next to nothing to write, and must not stand in the others' way.
+    pub has_idle_group: bool,
+    /// Clients; each uses the locks of one group.
     pub clients: usize,
     /// Lock names that they contend for, some below others.
     pub names: Vec<LockName>,
@@ -76,6 +83,8 @@ pub struct Faults {
     pub client_mute_nanos: u64,
     /// Time between crashes of a client.
     pub client_crash_nanos: u64,
+    /// Time between spells in which machines get too little of their processors.
+    pub starve_nanos: u64,
     /// Time between stalls of a disk.
     pub stall_nanos: u64,
     /// Time between syncs of a disk that fail; each ends a process.
@@ -90,13 +99,15 @@ pub struct Faults {
     pub damage: bool,
 }
 
-impl Plan {
+impl WorldPlan {
     /// Draws the plan of a seed.
     pub fn draw(seed: u64) -> Self {
         let random = &mut Random::new(seed ^ 0x6c6f_776b_6579);
         let replicas = *random.pick(&[1, 3, 3, 3, 5]);
         Self {
             replicas,
+            groups: 1,
+            has_idle_group: false,
             clients: random.between(3, 31) as usize,
             names: draw_names(random),
             shared_one_in: *random.pick(&[0, 0, 2, 3]),
@@ -113,6 +124,35 @@ impl Plan {
             faults: Faults::draw(random, replicas),
         }
         .with_failing_syncs(seed)
+        .with_starved_machines(seed)
+        .with_some_groups(seed)
+    }
+
+    /// Most worlds have one group, which is what a cluster has today; drawn apart, so that those are what they were.
+    fn with_some_groups(self, seed: u64) -> Self {
+        let random = &mut Random::new(seed ^ 0x6772_6f75_7073);
+        if !random.one_in(MANY_GROUPS_ONE_IN) {
+            return self;
+        }
+        self.with_groups(random.between(2, 4) as usize)
+    }
+
+    /// The same world with so many groups. In a third of those with several, one is idle.
+    pub fn with_groups(mut self, groups: usize) -> Self {
+        assert!(groups > 0, "a world has a group");
+        self.groups = groups;
+        self.has_idle_group = groups > 1 && self.clients.is_multiple_of(3);
+        self
+    }
+
+    /// The groups by their numbers.
+    pub fn groups(&self) -> std::ops::Range<usize> {
+        0..self.groups
+    }
+
+    /// The group whose locks a client uses.
+    pub fn group_of(&self, client: usize) -> usize {
+        client % (self.groups - usize::from(self.has_idle_group))
     }
 
     /// Drawn apart, so that worlds without failing syncs are what they were before there were any.
@@ -120,6 +160,15 @@ impl Plan {
         let random = &mut Random::new(seed ^ 0x0066_7379_6e63);
         if random.one_in(3) {
             self.faults.sync_failure_nanos = random.between(5, 40) * SECOND;
+        }
+        self
+    }
+
+    /// Drawn apart, likewise.
+    fn with_starved_machines(mut self, seed: u64) -> Self {
+        let random = &mut Random::new(seed ^ 0x7374_6172_7665);
+        if random.one_in(3) {
+            self.faults.starve_nanos = random.between(5, 40) * SECOND;
         }
         self
     }
@@ -155,6 +204,7 @@ impl Faults {
             client_pause_nanos: sometimes(3, 40) * SECOND,
             client_mute_nanos: sometimes(5, 40) * SECOND,
             client_crash_nanos: sometimes(5, 60) * SECOND,
+            starve_nanos: 0,
             stall_nanos: sometimes(3, 40) * SECOND,
             transfer_nanos: sometimes(5, 40) * SECOND,
             clock_skew_permille: sometimes(5, 41),

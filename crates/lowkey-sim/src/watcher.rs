@@ -5,32 +5,34 @@ use lowkey_core::NamePrefix;
 use lowkey_replica::{Filter, Position};
 
 use crate::invariants::Check;
-use crate::plan::{MILLISECOND, Plan};
+use crate::plan::{MILLISECOND, WorldPlan};
 use crate::random::Random;
-use crate::world::{Event, World};
+use crate::world::{Checks, World, WorldEvent};
 
-pub(crate) struct Watcher {
+pub(crate) struct SimWatcher {
+    group: usize,
     node: usize,
     filter: Filter,
     /// The last position that it saw.
     after: Position,
 }
 
-impl Watcher {
-    pub(crate) fn new(plan: &Plan, random: &mut Random) -> Self {
+impl SimWatcher {
+    pub(crate) fn new(number: usize, plan: &WorldPlan, random: &mut Random) -> Self {
         let filter = match random.between(0, 3) {
             0 => Filter::Name(random.pick(&plan.names).clone()),
             1 => Filter::Prefix(NamePrefix::parse("a").expect("a prefix")),
             _ => Filter::Prefix(NamePrefix::parse("").expect("a prefix")),
         };
-        Self { node: random.next() as usize % plan.replicas, filter, after: Position::end_of(0) }
+        let group = number % plan.groups;
+        Self { group, node: random.next() as usize % plan.replicas, filter, after: Position::end_of(0) }
     }
 }
 
 impl World {
     pub(crate) fn wake_watcher(&mut self, watcher: usize) {
         let at = self.now + self.random.between(20, 800) * MILLISECOND;
-        self.schedule(at, Event::WatcherWakes { watcher });
+        self.schedule(at, WorldEvent::WatcherWakes { watcher });
     }
 
     /// A watcher looks at what its node remembers, or tries the next one.
@@ -42,14 +44,15 @@ impl World {
         let breaks = self.random.one_in(6);
         let it = &mut self.watchers[watcher];
         let node = &self.nodes[it.node];
-        let Some(process) = node.process.as_ref().filter(|_| node.paused_until <= self.now) else {
+        let Some(lane) = node.running(it.group).filter(|_| node.paused_until <= self.now) else {
             it.node = next;
             return Ok(());
         };
-        let history = &process.history;
+        let history = &lane.history;
+        let Checks { watches, ledger, .. } = &mut self.groups[it.group];
         match history.read(it.after, &it.filter, count_max, scan_max) {
             Ok(page) => {
-                self.watches.told(it.after, &it.filter, &page, self.ledger.committed)?;
+                watches.told(it.after, &it.filter, &page, ledger.committed)?;
                 it.after = page.through;
                 if breaks {
                     // It saw only some of the page, and asks elsewhere.
@@ -60,7 +63,7 @@ impl World {
             }
             Err(_) => {
                 let max = history.events_max();
-                self.watches.refused(it.after, process.knows_after, history.applied(), max)?;
+                watches.refused(it.after, lane.knows_after, history.applied(), max)?;
                 // List, then watch.
                 it.after = Position::end_of(history.applied());
             }

@@ -10,13 +10,14 @@ use lowkey_core::{
 use lowkey_replica::{Failure, Query, Request, Response, Role};
 
 use crate::invariants::Committed;
-use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
+use crate::plan::{Faults, MILLISECOND, SECOND, WorldPlan};
 
 /// What a world is like.
-pub(crate) fn plan_words(plan: &Plan) -> String {
+pub(crate) fn plan_words(plan: &WorldPlan) -> String {
     format!(
-        "a world of {}, {} and {}; for {} s there are {}; then all is quiet",
+        "a world of {}{}, {} and {}; for {} s there are {}; then all is quiet",
         counted(plan.replicas, "machine"),
+        if plan.groups > 1 { format!(" with {}", counted(plan.groups, "group")) } else { String::new() },
         counted(plan.clients, "client"),
         counted(plan.names.len(), "lock"),
         plan.active_nanos / SECOND,
@@ -36,6 +37,7 @@ fn fault_words(faults: &Faults) -> String {
         (faults.client_pause_nanos, "pauses of clients"),
         (faults.client_crash_nanos, "crashes of clients"),
         (faults.stall_nanos, "disks that stall"),
+        (faults.starve_nanos, "starved machines"),
         (faults.sync_failure_nanos, "syncs that fail"),
         (faults.transfer_nanos, "wishes that the lead move"),
         (faults.clock_skew_permille, "clocks that run at different rates"),
@@ -64,6 +66,7 @@ pub(crate) fn request_words(request: &Request) -> String {
     match request {
         Request::Command(command) => command_words(command),
         Request::Renew { lease, .. } => format!("renew lease {lease}"),
+        Request::RenewMany(leases) => format!("renew {} leases", leases.len()),
         Request::Wait { command, wait } => {
             format!("{}, waiting for up to {} ms", command_words(command), wait.milliseconds())
         }
@@ -160,6 +163,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
     match answer {
         Ok(Response::Applied(reply)) => reply_words(reply),
         Ok(Response::Renewed { ttl, .. }) => format!("it lives for {} s more", ttl.seconds()),
+        Ok(Response::RenewedMany(renewed)) => format!("{} renewals are answered", renewed.len()),
         Ok(Response::GrantedAfter { reply, waited_ms }) => {
             format!("{} after {waited_ms} ms", reply_words(reply))
         }
@@ -199,6 +203,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::Busy) => "not done, too much is waiting".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("not done, lease {lease} has too much under way"),
         Err(Failure::TooManyLeases { .. }) => "not done, there are too many leases".to_owned(),
+        Err(Failure::TooManyMembers) => "not done, there are too many members".to_owned(),
         Err(Failure::DiskFull) => "not done, the disk is full".to_owned(),
         Err(Failure::QuorumAtRisk { answering, voters }) => {
             format!("not done, of the {voters} that would be left only {answering} answer")

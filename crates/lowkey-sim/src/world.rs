@@ -4,6 +4,7 @@
 //! the one that was made first. All chance comes from one generator. So the same seed gives the same
 //! world, to the byte.
 
+mod checks;
 mod machines;
 mod operator;
 mod traffic;
@@ -14,39 +15,37 @@ use std::panic::{self, AssertUnwindSafe};
 use lowkey_core::{Command, MemberId};
 use lowkey_replica::{Failure, Input, Request, Response, SnapshotJob};
 
-use crate::client::Client;
-use crate::clock::Clock;
+pub(crate) use checks::Checks;
+
+use crate::client::SimClient;
+use crate::clock::SimClock;
 use crate::faults::Fault;
-use crate::invariants::{
-    Acknowledged, Agreement, Check, Elections, Expiry, Fencing, Ledger, Liveness, Requests, Tokens,
-    Violation, Waits, Watches, Write, as_registered,
-};
-use crate::node::{Node, node_info, write_snapshot};
-use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
+use crate::invariants::{Check, Liveness, Violation, Write, as_registered};
+use crate::node::{SimNode, node_info, write_snapshot};
+use crate::plan::{Faults, MILLISECOND, SECOND, WorldPlan};
 use crate::random::Random;
 use crate::scenarios::Stage;
 use crate::trace::Trace;
-use crate::watcher::Watcher;
+use crate::watcher::SimWatcher;
 use crate::words;
 
-const GROUP: u32 = 1;
 /// How long a node may take to join, with all that happens to the founder.
 const JOIN_SECONDS_MAX: u64 = 20;
 const TICK_NANOS: u64 = 10 * MILLISECOND;
 
 /// What is under way.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum WorldEvent {
     /// A machine looks at its inbox and its clock.
     NodeWakes { node: usize, incarnation: u64 },
     /// A machine's disk is done with a write.
     DiskSynced { node: usize, incarnation: u64 },
     /// A machine's snapshot is made and on its disk, or was lost with the process.
-    SnapshotWritten { node: usize, incarnation: u64, job: SnapshotJob },
+    SnapshotWritten { node: usize, incarnation: u64, group: usize, job: SnapshotJob },
     /// A message of a replica arrives; one that names a snapshot has it with it.
     Message { from: usize, to: usize, bytes: Vec<u8>, snapshot: Option<Vec<u8>> },
     /// A replica learns what became of a snapshot that it sent.
-    SnapshotSent { from: usize, incarnation: u64, to: u64, delivered: bool },
+    SnapshotSent { from: usize, incarnation: u64, group: usize, to: u64, delivered: bool },
     /// A client's request arrives.
     Request { client: usize, life: u64, operation: u64, node: usize, request: Request, is_copy: bool },
     /// A client gets an answer.
@@ -55,8 +54,8 @@ pub(crate) enum Event {
     Leave { client: usize, life: u64, operation: u64, node: usize },
     /// A client does what is due.
     ClientWakes { client: usize, life: u64 },
-    /// A write reaches the protected resource.
-    Write(Write),
+    /// A write reaches what the locks of a group protect.
+    Write { group: usize, write: Write },
     /// A watcher looks for news.
     WatcherWakes { watcher: usize },
     /// Something breaks, or is mended.
@@ -75,7 +74,7 @@ pub(crate) enum Event {
 
 /// What a world has to show at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct WorldSummary {
     /// How long it lasted, in its own time.
     pub simulated_nanos: u64,
     /// Operations that were answered.
@@ -101,35 +100,27 @@ pub struct Summary {
 }
 
 pub(crate) struct World {
-    pub(crate) plan: Plan,
+    pub(crate) plan: WorldPlan,
     pub(crate) faults: Faults,
     pub(crate) now: u64,
     pub(crate) random: Random,
     /// What is to come, by time and then by number.
-    queue: BTreeMap<(u64, u64), Event>,
+    queue: BTreeMap<(u64, u64), WorldEvent>,
     last_event: u64,
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) clients: Vec<Client>,
+    pub(crate) nodes: Vec<SimNode>,
+    pub(crate) clients: Vec<SimClient>,
     /// Links that are cut, in one direction each.
     pub(crate) cut: BTreeSet<(usize, usize)>,
     /// Clients that do not reach a machine.
     pub(crate) client_cut: BTreeSet<(usize, usize)>,
-    pub(crate) watchers: Vec<Watcher>,
+    pub(crate) watchers: Vec<SimWatcher>,
     /// What the operator was told, and by whom.
     pub(crate) operator_heard: Vec<(usize, Result<Response, Failure>)>,
     /// Since when all faults have ended.
     pub(crate) quiet_since: Option<u64>,
     pub(crate) fault_count: u64,
-    agreement: Agreement,
-    pub(crate) ledger: Ledger,
-    waits: Waits,
-    elections: Elections,
-    pub(crate) watches: Watches,
-    tokens: Tokens,
-    acknowledged: Acknowledged,
-    expiry: Expiry,
-    requests: Requests,
-    fencing: Fencing,
+    /// What is known of each group, by its number.
+    pub(crate) groups: Vec<Checks>,
     pub(crate) trace: Trace,
     fingerprint: u64,
     /// Set if a script says what happens, instead of chance.
@@ -137,8 +128,25 @@ pub(crate) struct World {
 }
 
 /// Runs the world of a seed to its end.
-pub fn run(seed: u64, trace: bool) -> (Summary, Result<(), Violation>, Vec<String>) {
-    let mut world = World::new(seed, trace);
+pub fn run(seed: u64, trace: bool) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
+    run_planned(WorldPlan::draw(seed), seed, trace)
+}
+
+/// Runs the world of a seed with so many groups, however many it would have by itself.
+pub fn run_with_groups(
+    seed: u64,
+    groups: usize,
+    trace: bool,
+) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
+    run_planned(WorldPlan::draw(seed).with_groups(groups), seed, trace)
+}
+
+fn run_planned(
+    plan: WorldPlan,
+    seed: u64,
+    trace: bool,
+) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
+    let mut world = World::planned(plan, seed, trace);
     let outcome = or_panic(|| world.run());
     (world.summary(), outcome, world.trace.take())
 }
@@ -154,37 +162,44 @@ pub(crate) fn or_panic(run: impl FnOnce() -> Check) -> Check {
 }
 
 impl World {
-    fn new(seed: u64, trace: bool) -> Self {
-        Self::planned(Plan::draw(seed), seed, trace)
-    }
-
     /// A world without faults, whose clients and troubles come from a script.
-    pub(crate) fn staged(plan: Plan, trace: bool) -> Self {
+    pub(crate) fn staged(plan: WorldPlan, trace: bool) -> Self {
         let mut world = Self::planned(plan, 1, trace);
-        world.clients.iter_mut().for_each(Client::follow_script);
+        world.clients.iter_mut().for_each(SimClient::follow_script);
         world.stage = Some(Stage::default());
         world
     }
 
-    fn planned(plan: Plan, seed: u64, trace: bool) -> Self {
+    fn planned(plan: WorldPlan, seed: u64, trace: bool) -> Self {
         let mut random = Random::new(seed);
         let skew = plan.faults.clock_skew_permille;
         let mut clock = || {
             let drift =
                 if skew == 0 { 0 } else { random.between(0, 2 * skew * 1000) as i64 - skew as i64 * 1000 };
-            Clock::new(random.between(0, 1000 * SECOND), drift)
+            SimClock::new(random.between(0, 1000 * SECOND), drift)
         };
-        let clocks: Vec<Clock> = (0..plan.replicas + plan.clients).map(|_| clock()).collect();
-        let nodes: Vec<Node> = (0..plan.replicas)
-            .map(|node| Node::new(&plan, node as u64 + 1, clocks[node], random.next()))
+        let clocks: Vec<SimClock> = (0..plan.replicas + plan.clients).map(|_| clock()).collect();
+        let nodes: Vec<SimNode> = (0..plan.replicas)
+            .map(|node| SimNode::new(&plan, node as u64 + 1, clocks[node], random.next()))
             .collect();
         let clients = (0..plan.clients)
-            .map(|client| Client::new(client, 0, clocks[plan.replicas + client], 0, &mut random))
+            .map(|client| {
+                SimClient::new(
+                    client,
+                    plan.group_of(client),
+                    0,
+                    clocks[plan.replicas + client],
+                    0,
+                    &mut random,
+                )
+            })
             .collect();
-        let watchers = (0..plan.watchers).map(|_| Watcher::new(&plan, &mut random)).collect();
-        let mut founder = Node::new(&plan, 1, Clock::new(0, 0), 0);
+        let watchers =
+            (0..plan.watchers).map(|watcher| SimWatcher::new(watcher, &plan, &mut random)).collect();
+        let mut founder = SimNode::new(&plan, 1, SimClock::new(0, 0), 0);
         founder.start(&plan, 0, 0).unwrap_or_else(|problem| panic!("a new cluster starts: {problem:?}"));
-        let founded = founder.process.as_ref().expect("it has just started").replica.state().clone();
+        let founded = founder.process.as_ref().expect("it has just started").lanes.iter();
+        let groups = founded.map(|lane| Checks::new(lane.replica.state().clone())).collect();
         Self {
             faults: Faults::none(),
             plan,
@@ -200,39 +215,25 @@ impl World {
             operator_heard: Vec::new(),
             quiet_since: None,
             fault_count: 0,
-            agreement: Agreement::new(founded),
-            ledger: Ledger::default(),
-            waits: Waits::default(),
-            elections: Elections::default(),
-            watches: Watches::default(),
-            tokens: Tokens::default(),
-            acknowledged: Acknowledged::default(),
-            expiry: Expiry::default(),
-            requests: Requests::default(),
-            fencing: Fencing::default(),
+            groups,
             trace: Trace::new(trace),
             fingerprint: seed,
             stage: None,
         }
     }
 
-    pub(crate) fn summary(&self) -> Summary {
-        Summary {
+    pub(crate) fn summary(&self) -> WorldSummary {
+        let mut summary = WorldSummary {
             simulated_nanos: self.now,
-            operations: self.acknowledged.count,
-            elections: self.agreement.elections(),
-            expiries: self.expiry.count,
             faults: self.fault_count,
-            waits_granted: self.waits.granted,
-            wait_timeouts: self.waits.timeouts,
-            watched: self.watches.seen,
-            compacted: self.watches.compacted,
-            refused_writes: self.fencing.refused,
             fingerprint: self.fingerprint,
-        }
+            ..WorldSummary::default()
+        };
+        self.groups.iter().for_each(|group| group.count(&mut summary));
+        summary
     }
 
-    pub(crate) fn schedule(&mut self, at: u64, event: Event) {
+    pub(crate) fn schedule(&mut self, at: u64, event: WorldEvent) {
         self.last_event += 1;
         self.queue.insert((at.max(self.now), self.last_event), event);
     }
@@ -249,7 +250,7 @@ impl World {
             self.wake_watcher(watcher);
         }
         let quiet_at = self.now + self.plan.active_nanos;
-        self.schedule(quiet_at, Event::Quiet);
+        self.schedule(quiet_at, WorldEvent::Quiet);
         let end = quiet_at + self.plan.quiet_nanos;
         self.run_until(end)?;
         self.check_end()
@@ -260,7 +261,7 @@ impl World {
         for node in 0..self.nodes.len() {
             self.start_node(node)?;
         }
-        self.schedule(self.now, Event::Knock);
+        self.schedule(self.now, WorldEvent::Knock);
         self.gather()
     }
 
@@ -296,11 +297,14 @@ impl World {
         self.ask_all(&Request::Command(Command::AddMember { node: node_info(member) }));
     }
 
-    /// How many vote, says the leader.
+    /// How many vote in every group, say the leaders.
     fn voters(&self) -> usize {
-        let processes = self.nodes.iter().filter_map(|node| node.process.as_ref());
-        let leader = processes.map(|process| process.replica.status()).find(|status| status.serving);
-        leader.map_or(0, |status| status.members.iter().filter(|member| member.voter).count())
+        let voters = self.plan.groups().map(|group| {
+            let lanes = self.nodes.iter().filter_map(|node| node.running(group));
+            let leader = lanes.map(|lane| lane.replica.status()).find(|status| status.serving);
+            leader.map_or(0, |status| status.members.iter().filter(|member| member.voter).count())
+        });
+        voters.min().unwrap_or(0)
     }
 
     pub(crate) fn run_until(&mut self, end: u64) -> Check {
@@ -320,9 +324,9 @@ impl World {
         self.fingerprint = mixed ^ (mixed >> 29);
     }
 
-    fn handle(&mut self, event: Event) -> Check {
+    fn handle(&mut self, event: WorldEvent) -> Check {
         match event {
-            Event::NodeWakes { node, incarnation } => {
+            WorldEvent::NodeWakes { node, incarnation } => {
                 self.mark(1 << 32 | node as u64);
                 // An earlier wake-up may have taken this one's place.
                 if self.nodes[node].incarnation == incarnation && self.nodes[node].wakes_at == Some(self.now)
@@ -331,62 +335,64 @@ impl World {
                     self.run_node(node)?;
                 }
             }
-            Event::DiskSynced { node, incarnation } => {
+            WorldEvent::DiskSynced { node, incarnation } => {
                 self.mark(2 << 32 | node as u64);
                 if self.nodes[node].incarnation == incarnation && self.nodes[node].process.is_some() {
                     self.disk_synced(node)?;
                 }
             }
-            Event::SnapshotWritten { node, incarnation, job } => {
+            WorldEvent::SnapshotWritten { node, incarnation, group, job } => {
                 if self.nodes[node].incarnation == incarnation && self.nodes[node].process.is_some() {
-                    let written = write_snapshot(&self.nodes[node].disk, job);
+                    let written = write_snapshot(&self.nodes[node].disk, group, job);
                     let input = written.map_err(|what| self.ended(node, what))?;
-                    self.input(node, input);
+                    self.input(node, group, input);
                 }
             }
-            Event::Message { from, to, bytes, snapshot } => self.message_arrives(from, to, &bytes, snapshot),
-            Event::SnapshotSent { from, incarnation, to, delivered } => {
+            WorldEvent::Message { from, to, bytes, snapshot } => {
+                self.message_arrives(from, to, &bytes, snapshot)
+            }
+            WorldEvent::SnapshotSent { from, incarnation, group, to, delivered } => {
                 if self.nodes[from].incarnation == incarnation {
-                    self.input(from, Input::SnapshotSent { to: MemberId(to), delivered });
+                    self.input(from, group, Input::SnapshotSent { to: MemberId(to), delivered });
                 }
             }
             // Copies of what was sent in worse days have died out.
-            Event::Request { is_copy: true, .. } if self.quiet_since.is_some() => {}
-            Event::Request { client, life, operation, node, request, .. } => {
+            WorldEvent::Request { is_copy: true, .. } if self.quiet_since.is_some() => {}
+            WorldEvent::Request { client, life, operation, node, request, .. } => {
                 self.request_arrives(client, life, operation, node, request);
             }
-            Event::Answer { client, life, operation, node, answer } => {
+            WorldEvent::Answer { client, life, operation, node, answer } => {
                 self.mark(3 << 32 | client as u64);
                 self.answer_arrives(client, life, operation, node, *answer)?;
             }
-            Event::ClientWakes { client, life } => {
+            WorldEvent::ClientWakes { client, life } => {
                 if self.clients[client].life == life && self.clients[client].wakes_at == Some(self.now) {
                     self.clients[client].wakes_at = None;
                     self.run_client(client)?;
                 }
             }
-            Event::Leave { client, life, operation, node } => {
+            WorldEvent::Leave { client, life, operation, node } => {
                 self.caller_leaves(client, life, operation, node)
             }
-            Event::WatcherWakes { watcher } => self.run_watcher(watcher)?,
-            Event::Write(write) => {
-                if !self.write(&write)? {
+            WorldEvent::WatcherWakes { watcher } => self.run_watcher(watcher)?,
+            WorldEvent::Write { group, write } => {
+                if !self.write(group, &write)? {
                     let Write { to, token, .. } = &write;
                     self.trace.tell(self.now, || {
                         format!("a late write to {to} with token {token} is refused: a higher one was there")
                     });
                 }
             }
-            Event::Fault(fault) => self.make_fault(fault)?,
-            Event::Restart { node } => {
+            WorldEvent::Fault(fault) => self.make_fault(fault)?,
+            WorldEvent::Restart { node } => {
                 if self.nodes[node].process.is_none() && !self.nodes[node].refused {
                     self.start_node(node)?;
                 }
             }
-            Event::Joins { member } => self.joins(member),
-            Event::Knock => self.knock(),
-            Event::Removed { node, incarnation } => self.removed(node, incarnation),
-            Event::Quiet => self.become_quiet()?,
+            WorldEvent::Joins { member } => self.joins(member),
+            WorldEvent::Knock => self.knock(),
+            WorldEvent::Removed { node, incarnation } => self.removed(node, incarnation),
+            WorldEvent::Quiet => self.become_quiet()?,
         }
         Ok(())
     }
@@ -404,6 +410,7 @@ impl World {
         for node in 0..self.nodes.len() {
             self.nodes[node].paused_until = self.now;
             self.nodes[node].stalled_until = self.now;
+            self.nodes[node].starved_until = self.now;
             let is_gone = self.nodes[node].refused || self.nodes[node].removed;
             if self.nodes[node].process.is_none() && !is_gone {
                 self.start_node(node)?;
@@ -418,17 +425,18 @@ impl World {
         Ok(())
     }
 
-    /// A write reaches the protected resource now; true if it is accepted.
-    pub(crate) fn write(&mut self, write: &Write) -> Result<bool, Violation> {
-        self.tokens.told(&write.lock, write.token)?;
-        Ok(self.fencing.write(write))
+    /// A write reaches what the locks of a group protect; true if it is accepted.
+    pub(crate) fn write(&mut self, group: usize, write: &Write) -> Result<bool, Violation> {
+        let checks = &mut self.groups[group];
+        checks.tokens.told(&write.lock, write.token)?;
+        Ok(checks.fencing.write(write))
     }
 
     /// True if a machine's snapshot is on its way to the disk.
     pub(crate) fn is_writing_snapshot(&self, of: usize) -> bool {
         let incarnation = self.nodes[of].incarnation;
         self.queue.values().any(|event| {
-            matches!(event, Event::SnapshotWritten { node, incarnation: by, .. } if *node == of && *by == incarnation)
+            matches!(event, WorldEvent::SnapshotWritten { node, incarnation: by, .. } if *node == of && *by == incarnation)
         })
     }
 
@@ -438,25 +446,35 @@ impl World {
         self.run_until(self.now + 500 * MILLISECOND)?;
         // Ends of leases and waits may still come: some moment must be without one on its way.
         for _ in 0..20 {
-            let end = self.agreement.state().revision();
-            let processes = self.nodes.iter().filter_map(|node| node.process.as_ref());
-            if processes.map(|process| process.replica.state().revision()).all(|at| at == end) {
+            if self.plan.groups().all(|group| self.is_settled(group)) {
                 break;
             }
             self.run_until(self.now + 25 * MILLISECOND)?;
         }
-        as_registered(&self.nodes, self.agreement.state())?;
+        self.plan.groups().try_for_each(|group| self.check_group_at_end(group))
+    }
+
+    /// True if all who are up have applied all that was committed.
+    fn is_settled(&self, group: usize) -> bool {
+        let end = self.groups[group].agreement.state().revision();
+        let mut lanes = self.nodes.iter().filter_map(|node| node.running(group));
+        lanes.all(|lane| lane.replica.state().revision() == end)
+    }
+
+    fn check_group_at_end(&self, group: usize) -> Check {
+        let Checks { agreement, ledger, expiry, .. } = &self.groups[group];
+        as_registered(&self.nodes, group, agreement.state())?;
         let mut leaders = 0;
         for node in &self.nodes {
-            if let Some(process) = &node.process {
-                leaders += usize::from(process.replica.standing().2);
-                self.agreement.compare_at_end(node.member, process.replica.state())?;
+            if let Some(lane) = node.running(group) {
+                leaders += usize::from(lane.replica.standing().2);
+                agreement.compare_at_end(node.member, lane.replica.state())?;
             }
         }
         // Scripted clients do nothing by themselves; that they are served is the script's to show.
         let clients = if self.stage.is_some() { &[][..] } else { &self.clients[..] };
-        Liveness::at_end(leaders, clients)?;
-        Liveness::nobody_is_forgotten(&self.nodes, &self.ledger, self.now)?;
-        self.expiry.at_end(self.agreement.state(), self.now)
+        Liveness::at_end(leaders, clients.iter().filter(|client| client.group == group))?;
+        Liveness::nobody_is_forgotten(&self.nodes, group, ledger, self.now)?;
+        expiry.at_end(agreement.state(), self.now)
     }
 }

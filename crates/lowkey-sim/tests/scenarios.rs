@@ -85,12 +85,15 @@ scenarios! {
     three_states_and_no_majority
     an_elections_leader_killed_with_many_candidates
     nothing_is_granted_in_quarantine_under_two_leaders
+    a_slow_leader_keeps_its_lead_and_gives_stalls_back
+    what_made_all_patient_is_over_and_a_leader_is_missed_soon
+    late_answers_make_all_patient
 }
 
 /// What the documentation shows is what happens, to the letter.
 #[test]
 fn the_failover_in_the_documentation_is_the_one_that_is_played() {
-    let document = include_str!("../../../docs/simulation.md");
+    let document = include_str!("../../../docs/internals/simulator.md");
     let (_, section) = document.split_once("## A failover, told").expect("the document has the section");
     let told = section.split("```").nth(1).and_then(|block| block.strip_prefix("text\n"));
     let (_, outcome, story) = scenario("a_failover_told").play(true);
@@ -98,5 +101,5 @@ fn the_failover_in_the_documentation_is_the_one_that_is_played() {
     let begins = story.iter().position(|line| line.contains("lock-0")).unwrap_or_default();
     let ends = story.iter().position(|line| line.contains("everything is mended")).unwrap_or(story.len());
     let played: String = story[begins..ends].iter().map(|line| format!("{line}\n")).collect();
-    assert!(told == Some(played.as_str()), "docs/simulation.md must tell this:\n{played}");
+    assert!(told == Some(played.as_str()), "docs/internals/simulator.md must tell this:\n{played}");
 }

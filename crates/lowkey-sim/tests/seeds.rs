@@ -1,22 +1,39 @@
 //! A fixed set of worlds, and that a seed is a world.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowkey_sim::run;
+use lowkey_sim::{Violation, run, run_with_groups};
 
 const SEEDS: u64 = 300;
 
 #[test]
 fn a_fixed_set_of_worlds_breaks_no_promise() {
-    let next = AtomicU64::new(1);
+    run_all(1..=SEEDS, "", |seed| run(seed, false).1);
+}
+
+#[test]
+fn worlds_of_one_two_and_three_groups_break_no_promise() {
+    for groups in 1..=3 {
+        let seeds = SEEDS + 1..=SEEDS + 20;
+        run_all(seeds, &format!(" --groups {groups}"), |seed| run_with_groups(seed, groups, false).1);
+    }
+}
+
+fn run_all(seeds: RangeInclusive<u64>, options: &str, run: impl Fn(u64) -> Result<(), Violation> + Sync) {
+    let next = AtomicU64::new(*seeds.start());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..cores {
             scope.spawn(|| {
-                while let seed @ 1..=SEEDS = next.fetch_add(1, Ordering::Relaxed) {
-                    if let (_, Err(violation), _) = run(seed, false) {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if !seeds.contains(&seed) {
+                        return;
+                    }
+                    if let Err(violation) = run(seed) {
                         panic!(
-                            "seed {seed} breaks `{}`: {}; repeat it with: cargo run --release -p lowkey-sim -- --seed {seed} --trace",
+                            "seed {seed} breaks `{}`: {}; repeat it with: cargo run --release -p lowkey-sim -- --seed {seed}{options} --trace",
                             violation.invariant, violation.what
                         );
                     }
@@ -29,8 +46,9 @@ fn a_fixed_set_of_worlds_breaks_no_promise() {
 #[test]
 fn the_same_seed_gives_the_same_world_to_the_byte() {
     for seed in [7, 8, 9, 4711] {
-        let (one, _, first) = run(seed, true);
-        let (two, _, second) = run(seed, true);
+        let groups = 1 + seed as usize % 3;
+        let (one, _, first) = run_with_groups(seed, groups, true);
+        let (two, _, second) = run_with_groups(seed, groups, true);
         assert_eq!(one, two, "seed {seed}");
         assert!(!first.is_empty());
         assert!(first == second, "the stories of seed {seed} differ");

@@ -1,8 +1,10 @@
-//! The bytes of a batch: header, records, padding. `docs/format.md` draws them.
+//! The bytes of a batch: header, records, padding. `docs/internals/log-format.md` draws them.
 //!
 //! Every byte is under a check: the header under its own CRC, each record under one of its own, the
 //! padding must be zero. So a batch either comes back exactly as it was written or not at all, and
 //! the only question left, answered in `recovery.rs`, is what it means that it did not.
+
+use lowkey_record::GroupId;
 
 use crate::record::{Kind, RecordRef};
 
@@ -106,7 +108,7 @@ pub(crate) fn encode<'a>(
 
 fn encode_record(buffer: &mut Vec<u8>, record: RecordRef<'_>) {
     let start = buffer.len();
-    buffer.extend_from_slice(&record.group.to_le_bytes());
+    buffer.extend_from_slice(&record.group.0.to_le_bytes());
     buffer.extend_from_slice(&[record.kind as u8, 0, 0, 0]);
     buffer.extend_from_slice(&record.index.to_le_bytes());
     buffer.extend_from_slice(&(record.payload.len() as u32).to_le_bytes());
@@ -205,7 +207,7 @@ fn parse_records(
         let Some(kind) = Kind::from_byte(head[4]) else {
             return Err(wrong(format!("record {number} is of unknown kind {}", head[4])));
         };
-        records.push(RecordRef { group: u32_at(head, 0), kind, index: u64_at(head, 8), payload });
+        records.push(RecordRef { group: GroupId(u32_at(head, 0)), kind, index: u64_at(head, 8), payload });
         at = record_end;
     }
     if at != payload_end {
@@ -253,9 +255,9 @@ mod tests {
 
     fn records() -> Vec<RecordRef<'static>> {
         vec![
-            RecordRef { group: 1, kind: Kind::Entry, index: 9, payload: b"an entry" },
-            RecordRef { group: u32::MAX, kind: Kind::HardState, index: 0, payload: b"" },
-            RecordRef { group: 0, kind: Kind::Compaction, index: u64::MAX, payload: b"odd" },
+            RecordRef { group: GroupId(1), kind: Kind::Entry, index: 9, payload: b"an entry" },
+            RecordRef { group: GroupId(u32::MAX), kind: Kind::HardState, index: 0, payload: b"" },
+            RecordRef { group: GroupId(0), kind: Kind::Compaction, index: u64::MAX, payload: b"odd" },
         ]
     }
 

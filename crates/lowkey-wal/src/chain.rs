@@ -8,9 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use lowkey_record::GroupId;
+
 use crate::batch::{self, ALIGN_BYTES, Batch, Flaw, Header};
 use crate::disk::Disk;
 use crate::error::WalError;
+use crate::needs::Needs;
 use crate::record::{GroupLog, Kind};
 use crate::segment;
 
@@ -44,13 +47,9 @@ pub(crate) struct Unproven {
 pub(crate) struct Chain {
     /// The segment it begins with.
     pub(crate) start: u64,
-    pub(crate) groups: BTreeMap<u32, GroupLog>,
-    /// Per group, how many bytes of log lie before its newest compaction.
-    pub(crate) compactions_at_bytes: BTreeMap<u32, u64>,
-    /// Per segment and group, the highest index of an entry in it.
-    pub(crate) highest: BTreeMap<u64, BTreeMap<u32, u64>>,
-    /// The bytes of all batches.
-    pub(crate) written_bytes: u64,
+    pub(crate) groups: BTreeMap<GroupId, GroupLog>,
+    /// Its segments, and who needs them.
+    pub(crate) needs: Needs,
     /// The last batch.
     pub(crate) sequence: u64,
     /// The segment that holds it.
@@ -77,9 +76,7 @@ impl Chain {
         let mut chain = Chain {
             start,
             groups: BTreeMap::new(),
-            compactions_at_bytes: BTreeMap::new(),
-            highest: BTreeMap::new(),
-            written_bytes: 0,
+            needs: Needs::default(),
             sequence: 0,
             last_segment: start,
             first_live: start,
@@ -110,7 +107,7 @@ impl Chain {
     /// Reads the batches of the present segment; true if the log goes on in the next.
     fn read_segment(&mut self, survey: &Survey<'_>, bytes: &[u8]) -> Result<bool, WalError> {
         let name = segment::file_name(self.segment);
-        self.highest.entry(self.segment).or_default();
+        self.needs.begin(self.segment);
         loop {
             let corrupt = |what: String| WalError::corrupt(&name, self.offset, what);
             let batch = match batch::parse(&bytes[self.offset as usize..]) {
@@ -202,21 +199,15 @@ impl Chain {
         let has_forgotten = self.start > segment::FIRST;
         for record in &batch.records {
             let group = self.groups.entry(record.group).or_default();
-            let compacted = group.compacted_through();
             group.replay(*record, has_forgotten).map_err(|what| {
                 let what = format!("group {}: {what}", record.group);
                 WalError::corrupt(name, self.offset, what)
             })?;
             if record.kind == Kind::Entry {
-                let highest = self.highest.entry(self.segment).or_default();
-                let highest = highest.entry(record.group).or_default();
-                *highest = record.index.max(*highest);
-            }
-            if matches!(record.kind, Kind::Compaction | Kind::Reset) && record.index > compacted {
-                self.compactions_at_bytes.insert(record.group, self.written_bytes);
+                let bytes = batch::record_bytes(record.payload.len());
+                self.needs.add(self.segment, record.group, record.index, bytes);
             }
         }
-        self.written_bytes += batch.total_bytes as u64;
         self.sequence = header.sequence;
         self.last_segment = self.segment;
         self.first_live = header.first_live;
@@ -289,7 +280,7 @@ pub(crate) fn look(bytes: &[u8], survey: &Survey<'_>, number: u64, from: u64) ->
                 step_bytes = batch.total_bytes;
             }
             Err(Flaw::Broken { extent_bytes: Some(extent_bytes), .. }) => {
-                // Its header is whole, so what lies inside is its payload, whatever it looks like.
+                // Its header is whole, so what lies inside is its payload, even if it looks like a batch.
                 sight.damage.get_or_insert(at as u64);
                 step_bytes = extent_bytes;
             }

@@ -32,7 +32,7 @@ pub trait Disk: Send + Sync + 'static {
     /// The whole content of a file; [`io::ErrorKind::NotFound`] if there is none.
     fn read(&self, name: &str) -> io::Result<Vec<u8>>;
 
-    /// Gives a file another name, in place of whatever had that name. Open handles stay good.
+    /// Gives a file another name, in place of a file that had that name. Open handles stay good.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file.
@@ -68,6 +68,13 @@ pub(crate) fn write_zeros(file: &dyn DiskFile, from: u64, to: u64) -> io::Result
         offset += chunk_bytes;
     }
     Ok(())
+}
+
+/// True if an error says that the process, or the machine, has as many files and connections open as it may. That passes.
+pub fn lacks_descriptors(error: &io::Error) -> bool {
+    /// The numbers of ENFILE and EMFILE, which std has no names for.
+    const NUMBERS: [i32; 2] = [23, 24];
+    error.raw_os_error().is_some_and(|number| NUMBERS.contains(&number))
 }
 
 /// True if an error says that there is no room left.

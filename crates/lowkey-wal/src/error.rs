@@ -4,7 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::disk::is_full;
+use lowkey_record::GroupId;
+
+use crate::disk::{is_full, lacks_descriptors};
 use crate::sealed::SealedError;
 
 /// Why the log cannot do what it was asked.
@@ -61,6 +63,8 @@ pub enum WalError {
     },
     /// The disk is full. Nothing was written, and the log can go on when there is space.
     Full,
+    /// The process has as many files open as it may. Nothing was written, and the log can go on when some are closed.
+    NoDescriptors,
     /// The records do not fit into one segment. Nothing was written.
     TooLarge {
         /// What they would take.
@@ -71,7 +75,7 @@ pub enum WalError {
     /// A record does not continue its group's log. Nothing was written.
     OutOfOrder {
         /// The group.
-        group: u32,
+        group: GroupId,
         /// The index of the record.
         index: u64,
         /// What the index had to be.
@@ -93,7 +97,11 @@ impl WalError {
 
     /// Like [`WalError::io`], for what may fail for want of space before anything was written.
     pub(crate) fn io_or_full(doing: &'static str, file: &str, source: io::Error) -> WalError {
-        if is_full(&source) { WalError::Full } else { WalError::io(doing, file, source) }
+        match source {
+            source if is_full(&source) => WalError::Full,
+            source if lacks_descriptors(&source) => WalError::NoDescriptors,
+            source => WalError::io(doing, file, source),
+        }
     }
 
     /// Whether something is gone that was on disk: no other start, nor another version, finds it there again.
@@ -116,6 +124,7 @@ impl From<SealedError> for WalError {
             SealedError::Version { file, found } => WalError::Version { file, offset: 0, found },
             SealedError::Io { doing, file, source } => WalError::Io { doing, file, source },
             SealedError::Full { .. } => WalError::Full,
+            SealedError::NoDescriptors { .. } => WalError::NoDescriptors,
         }
     }
 }
@@ -160,6 +169,11 @@ impl fmt::Display for WalError {
                 f,
                 "the disk is full: the next log segment could not be made, nothing was written; free some space and \
                  it goes on"
+            ),
+            WalError::NoDescriptors => write!(
+                f,
+                "the next log segment could not be made: there are as many open files and connections as there may \
+                 be; nothing was written; allow more (ulimit -n), or it goes on when some are closed"
             ),
             WalError::TooLarge { bytes, limit_bytes } => write!(
                 f,

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use lowkey_record::GroupId;
+
 use crate::batch;
 use crate::error::WalError;
 use crate::record::{GroupLog, Kind, Record, RecordRef};
@@ -17,19 +19,16 @@ pub(crate) struct Group {
     compaction: Option<(u64, Vec<u8>)>,
     /// The last entry, or the compaction if no entry follows it; >= the compaction.
     last_index: u64,
-    /// How many bytes of log had been written when the compaction was.
-    compaction_at_bytes: u64,
 }
 
 impl Group {
     /// A group as it was read back; all of it is on disk.
-    pub(crate) fn recovered(log: &GroupLog, compaction_at_bytes: u64) -> Group {
+    pub(crate) fn recovered(log: &GroupLog) -> Group {
         Group {
             hard_state: log.hard_state.clone(),
             conf_state: log.conf_state.clone(),
             compaction: log.compaction.clone(),
             last_index: log.last_index(),
-            compaction_at_bytes,
         }
     }
 
@@ -37,24 +36,13 @@ impl Group {
         self.compaction.as_ref().map_or(0, |(index, _)| *index)
     }
 
-    /// Bytes of log since the compaction; 0 while there is no entry after it.
-    pub(crate) fn live_bytes(&self, written_bytes: u64) -> u64 {
-        if self.last_index == self.compacted_through() {
-            return 0;
-        }
-        written_bytes - self.compaction_at_bytes
-    }
-
     /// Takes over a record that was written and passed [`check`].
-    pub(crate) fn absorb(&mut self, record: RecordRef<'_>, written_bytes: u64) {
+    pub(crate) fn absorb(&mut self, record: RecordRef<'_>) {
         match record.kind {
             Kind::HardState => replace(&mut self.hard_state, record.payload),
             Kind::ConfState => replace(&mut self.conf_state, record.payload),
             Kind::Entry => self.last_index = record.index,
             Kind::Compaction | Kind::Reset => {
-                if record.index > self.compacted_through() {
-                    self.compaction_at_bytes = written_bytes;
-                }
                 self.compaction = Some((record.index, record.payload.to_vec()));
                 self.last_index = last_after(record, self.last_index);
             }
@@ -62,7 +50,7 @@ impl Group {
     }
 
     /// The records that say all but the entries.
-    fn opening(&self, group: u32) -> impl Iterator<Item = RecordRef<'_>> {
+    fn opening(&self, group: GroupId) -> impl Iterator<Item = RecordRef<'_>> {
         let view = move |kind, index, payload| RecordRef { group, kind, index, payload };
         let hard_state = self.hard_state.as_deref();
         let conf_state = self.conf_state.as_deref();
@@ -87,12 +75,12 @@ fn replace(slot: &mut Option<Vec<u8>>, payload: &[u8]) {
 }
 
 /// What a new segment begins with.
-pub(crate) fn opening(groups: &BTreeMap<u32, Group>) -> impl Iterator<Item = RecordRef<'_>> {
+pub(crate) fn opening(groups: &BTreeMap<GroupId, Group>) -> impl Iterator<Item = RecordRef<'_>> {
     groups.iter().flat_map(|(number, group)| group.opening(*number))
 }
 
 /// What [`opening`] takes inside a batch.
-pub(crate) fn opening_bytes(groups: &BTreeMap<u32, Group>) -> u64 {
+pub(crate) fn opening_bytes(groups: &BTreeMap<GroupId, Group>) -> u64 {
     opening(groups).map(|record| batch::record_bytes(record.payload.len())).sum()
 }
 
@@ -150,13 +138,13 @@ impl Outlook {
 }
 
 /// Checks that the records continue the groups' logs. Gives back what an opening would take after them.
-pub(crate) fn check(groups: &BTreeMap<u32, Group>, records: &[Record]) -> Result<u64, WalError> {
-    let mut outlooks: BTreeMap<u32, Outlook> = BTreeMap::new();
+pub(crate) fn check(groups: &BTreeMap<GroupId, Group>, records: &[Record]) -> Result<u64, WalError> {
+    let mut outlooks: BTreeMap<GroupId, Outlook> = BTreeMap::new();
     for record in records {
         outlooks
             .entry(record.group)
             .or_insert_with(|| Outlook::of(groups.get(&record.group)))
-            .step(record.view())?;
+            .step(record.into())?;
     }
     let mut bytes = opening_bytes(groups);
     for (number, outlook) in &outlooks {

@@ -16,10 +16,10 @@
 //! - A log is founded once, with [`Wal::create`]. [`Wal::open`] never makes one up.
 //! - An error while writing or syncing is final: the log takes nothing more, and the process must end.
 //!
-//! Where to go next: [`Wal`] is the log; `recovery.rs` decides between a torn tail and corruption,
-//! and `repair.rs` makes what it found durable; `batch.rs` knows the bytes, which `docs/format.md` draws; [`Disk`] is all that is asked of the
-//! world, with [`RealDisk`] and the failing, forgetting [`SimDisk`] behind it. [`sealed`] keeps small
-//! whole files, [`snapshots`] uses it.
+//! Where to go next: [`Wal`] is the write-ahead log; `recovery.rs` decides between a torn tail and
+//! corruption, and `repair.rs` makes what it found durable; `batch.rs` knows the bytes, which
+//! `docs/internals/log-format.md` draws. [`Disk`] is all that is asked of the world, with [`RealDisk`] and
+//! the failing, forgetting [`SimDisk`] behind it. [`sealed`] keeps small whole files, [`snapshots`] uses it.
 //!
 //! What is deliberately absent: this crate reads no clock, starts no thread, and does not know what
 //! its records mean.
@@ -30,7 +30,7 @@ mod clean_stop;
 mod disk;
 mod error;
 mod group;
-pub mod mutants;
+mod needs;
 mod real_disk;
 mod record;
 mod recovery;
@@ -42,10 +42,11 @@ pub mod snapshots;
 mod spare;
 mod wal;
 
-pub use disk::{Disk, DiskFile};
+pub use disk::{Disk, DiskFile, lacks_descriptors};
 pub use error::WalError;
+pub use lowkey_record::{GroupId, Record, RecordKind, RecordKind as Kind};
 pub use real_disk::RealDisk;
-pub use record::{GroupLog, Kind, Record};
+pub use record::GroupLog;
 pub use recovery::{Cut, Recovered};
 pub use sealed::SealedError;
 pub use sim_disk::{Counts, Latency, SimDisk};
@@ -68,7 +69,7 @@ mod tests {
         for ours in ["segment-0000000000000001.log", "segment-0000000000000002.log.tmp", "clean-stop"] {
             assert!(owns(ours), "{ours}");
         }
-        assert!(owns(&snapshots::file_name(7)));
+        assert!(owns(&snapshots::file_name(GroupId::ROOT, 7)));
         for not_ours in ["thesis.txt", "node", "segment-1.log", "notes.tmp", "snapshot-old.snap"] {
             assert!(!owns(not_ours), "{not_ours}");
         }

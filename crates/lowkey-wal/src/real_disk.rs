@@ -39,7 +39,7 @@ impl RealDisk {
 }
 
 /// Makes a directory and all above it; each name is synced in the directory that holds it before the next one
-/// below is made. So is the name of one that is there: whoever made it may have been stopped before its sync, and
+/// below is made. So is the name of one that is there: the process that made it may have been stopped before its sync, and
 /// the whole directory would be gone with the next loss of power.
 fn make_dir(dir: &Path) -> io::Result<()> {
     let above = match dir.parent() {

@@ -5,66 +5,26 @@
 
 use std::collections::VecDeque;
 
-/// What a record is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
-pub enum Kind {
-    /// One entry of the group's log. It removes all entries of the group at its index and above.
-    Entry = 1,
-    /// The group's hard state; the last one wins. Its index is 0.
-    HardState = 2,
-    /// Entries up to and including the index are gone. Beyond the last entry it empties the log,
-    /// and the next entry must be the one right after it.
-    Compaction = 3,
-    /// The group's membership; the last one wins. Its index is 0.
-    ConfState = 4,
-    /// All entries are gone, those beyond the index too; the next one must be the one right after it.
-    /// From then on it counts as the group's compaction.
-    Reset = 5,
-}
-
-impl Kind {
-    pub(crate) fn from_byte(byte: u8) -> Option<Kind> {
-        match byte {
-            1 => Some(Kind::Entry),
-            2 => Some(Kind::HardState),
-            3 => Some(Kind::Compaction),
-            4 => Some(Kind::ConfState),
-            5 => Some(Kind::Reset),
-            _ => None,
-        }
-    }
-}
-
-/// One record of one group.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
-    /// The group it belongs to.
-    pub group: u32,
-    /// What it is.
-    pub kind: Kind,
-    /// The entry's index, or the last index that is gone; ignored (kept as 0) for the other kinds.
-    pub index: u64,
-    /// The caller's bytes.
-    pub payload: Vec<u8>,
-}
-
-impl Record {
-    pub(crate) fn view(&self) -> RecordRef<'_> {
-        let index = match self.kind {
-            Kind::Entry | Kind::Compaction | Kind::Reset => self.index,
-            Kind::HardState | Kind::ConfState => 0,
-        };
-        RecordRef { group: self.group, kind: self.kind, index, payload: &self.payload }
-    }
-}
+use lowkey_record::GroupId;
+pub(crate) use lowkey_record::{Record, RecordKind as Kind};
 
 /// A record whose payload lies elsewhere: in a caller's record, in the log's memory or in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordRef<'a> {
-    pub(crate) group: u32,
+    pub(crate) group: GroupId,
     pub(crate) kind: Kind,
     pub(crate) index: u64,
     pub(crate) payload: &'a [u8],
+}
+
+impl<'a> From<&'a Record> for RecordRef<'a> {
+    fn from(record: &'a Record) -> Self {
+        let index = match record.kind {
+            Kind::Entry | Kind::Compaction | Kind::Reset => record.index,
+            Kind::HardState | Kind::ConfState => 0,
+        };
+        Self { group: record.group, kind: record.kind, index, payload: &record.payload }
+    }
 }
 
 /// All that the log holds for one group.

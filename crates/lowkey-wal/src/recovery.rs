@@ -16,6 +16,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use lowkey_record::GroupId;
+
 use crate::chain::{self, Chain, Survey};
 use crate::clean_stop::CleanStop;
 use crate::disk::Disk;
@@ -27,7 +29,7 @@ use crate::segment::{self, CLEAN_STOP};
 #[derive(Debug)]
 pub struct Recovered {
     /// All groups of which there is any record.
-    pub groups: BTreeMap<u32, GroupLog>,
+    pub groups: BTreeMap<GroupId, GroupLog>,
     /// The log was closed, not killed.
     pub clean: bool,
     /// The torn tail that was cut, if there was one.
@@ -269,7 +271,7 @@ mod tests {
         };
         change(&mut header);
         let records = records.iter().map(|(kind, index)| RecordRef {
-            group: 1,
+            group: GroupId::ROOT,
             kind: *kind,
             index: *index,
             payload: b"payload",
@@ -309,7 +311,7 @@ mod tests {
         let first = batch_of(1, 1, &[(Kind::Entry, 1)], same);
         let second = batch_of(1, 2, &[(Kind::Entry, 2)], same);
         let findings = recover_from(&[(1, &[first, second])]).unwrap();
-        assert_eq!(findings.chain.groups[&1].last_index(), 2);
+        assert_eq!(findings.chain.groups[&GroupId::ROOT].last_index(), 2);
     }
 
     #[test]
@@ -335,7 +337,7 @@ mod tests {
         let opening = batch_of(5, 40, &[(Kind::Compaction, 10), (Kind::Entry, 21)], same);
         let covering = batch_of(5, 41, &[(Kind::Compaction, 20)], same);
         let findings = recover_from(&[(5, &[opening.clone(), covering])]).unwrap();
-        assert_eq!(findings.chain.groups[&1].entries.len(), 1);
+        assert_eq!(findings.chain.groups[&GroupId::ROOT].entries.len(), 1);
 
         let too_low = batch_of(5, 41, &[(Kind::Compaction, 19)], same);
         for batches in [vec![opening.clone()], vec![opening, too_low]] {

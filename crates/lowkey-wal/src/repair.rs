@@ -9,7 +9,7 @@
 //! power takes them. So all that is not known to be on disk is written again, the same bytes to the same
 //! place, and then synced:
 //!
-//! - **batches** that no later batch calls synced. Those that one does call synced are: whoever wrote it
+//! - **batches** that no later batch calls synced. Those that one does call synced are: the process that wrote it
 //!   had seen the sync return, and a failed sync ends the process;
 //! - **the zeros** from there to the end of the segment: the tail that was cut now, and one that an earlier
 //!   start cut without getting its zeros to the disk;
@@ -30,13 +30,9 @@ use crate::chain::Chain;
 use crate::clean_stop::CleanStop;
 use crate::disk::{Disk, DiskFile, write_zeros};
 use crate::error::WalError;
-use crate::mutants;
 use crate::recovery::Findings;
 use crate::segment;
 use crate::spare::Spare;
-
-/// What is broken if nothing is written again.
-const BELIEVES_THE_PAGE_CACHE: &str = "recovery believes the page cache";
 
 /// The files that the log goes on with.
 pub(crate) struct Ready {
@@ -61,7 +57,7 @@ pub(crate) fn repair(
         files.insert(chain.last_segment, open(disk, chain.last_segment)?);
     }
     let all_is_proven = findings.clean && findings.cut.is_none();
-    if !all_is_proven && !mutants::is_active(BELIEVES_THE_PAGE_CACHE) {
+    if !all_is_proven && !lowkey_mutants::RECOVERY_BELIEVES_THE_PAGE_CACHE.is_active() {
         write_again(disk, &mut files, chain)?;
     }
     for (number, file) in &files {

@@ -2,14 +2,14 @@
 //!
 //! For what is read once and must be right: a node's identity, a snapshot, the log's clean-stop
 //! marker. A reader sees the old file or the new one, never a mixture, and any changed, missing or
-//! added byte is found. The bytes are drawn in `docs/format.md`.
+//! added byte is found. The bytes are drawn in `docs/internals/log-format.md`.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
 use crate::batch::{u32_at, u64_at};
-use crate::disk::{Disk, is_full};
+use crate::disk::{Disk, is_full, lacks_descriptors};
 
 /// `LKSF` as the file shows it.
 const MAGIC: u32 = u32::from_le_bytes(*b"LKSF");
@@ -57,6 +57,11 @@ pub enum SealedError {
         /// The reason given.
         source: io::Error,
     },
+    /// The process has as many files open as it may. The file is the old one or the new one, and whole.
+    NoDescriptors {
+        /// The file that was to be opened.
+        file: String,
+    },
     /// The disk is full; the old file, if any, is untouched.
     Full {
         /// The file that was to be written.
@@ -74,6 +79,9 @@ impl SealedError {
         let file = file.to_string();
         if is_full(&source) {
             return SealedError::Full { file };
+        }
+        if lacks_descriptors(&source) {
+            return SealedError::NoDescriptors { file };
         }
         SealedError::Io { doing, file, source }
     }
@@ -99,6 +107,11 @@ impl fmt::Display for SealedError {
             SealedError::Io { doing, file, source } => {
                 write!(f, "{doing} {file} failed: {source}; check the disk, then start again")
             }
+            SealedError::NoDescriptors { file } => write!(
+                f,
+                "{file} cannot be opened: there are as many open files and connections as there may be; allow more \
+                 (ulimit -n), or try again"
+            ),
             SealedError::Full { file } => write!(
                 f,
                 "the disk is full: {file} was not written, what was there before is untouched; free some space and \
@@ -149,7 +162,7 @@ fn write_temp(disk: &dyn Disk, temp: &str, bytes: &[u8]) -> Result<(), (&'static
 
 /// Reads a file and checks every byte of it. `None` if there is no such file.
 ///
-/// What was read is durable when this returns, even if whoever wrote it was stopped half way.
+/// What was read is durable when this returns, even if the process that wrote it was stopped half way.
 pub fn read(disk: &dyn Disk, name: &str, kind: [u8; 4]) -> Result<Option<Vec<u8>>, SealedError> {
     let bytes = match disk.read(name) {
         Ok(bytes) => bytes,

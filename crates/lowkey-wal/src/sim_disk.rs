@@ -18,7 +18,7 @@ mod inode;
 mod random;
 
 use inode::Inode;
-use random::Random;
+use random::DiskRandom;
 
 /// A simulated disk. Clones share the same disk: keep one to turn the knobs, give one to the log.
 #[derive(Clone)]
@@ -91,7 +91,7 @@ struct Failure {
 
 #[derive(Clone)]
 struct State {
-    random: Random,
+    random: DiskRandom,
     inodes: BTreeMap<u64, Inode>,
     next_inode: u64,
     /// The directory as programs see it.
@@ -129,7 +129,7 @@ impl SimDisk {
     /// An empty disk whose every accident follows from the seed.
     pub fn new(seed: u64) -> SimDisk {
         SimDisk::from_state(State {
-            random: Random::new(seed),
+            random: DiskRandom::new(seed),
             inodes: BTreeMap::new(),
             next_inode: 1,
             names: BTreeMap::new(),
@@ -309,7 +309,7 @@ impl State {
     /// The same disk for the next program.
     fn successor(&mut self) -> State {
         let mut next = self.clone();
-        next.random = Random::new(self.random.next());
+        next.random = DiskRandom::new(self.random.next());
         next.is_dead = false;
         next.crash_countdown = None;
         next.forget_failures();

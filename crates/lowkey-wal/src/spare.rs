@@ -13,7 +13,7 @@ use std::io;
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, lacks_descriptors};
 use crate::segment;
 
 /// A prepared segment: zeros throughout, durable under its name.
@@ -83,7 +83,7 @@ impl Progress {
     }
 }
 
-/// Ends the running stage whatever happens, so that nobody waits for a thread that is gone.
+/// Ends the running stage in any case, so that nobody waits for a thread that is gone.
 struct Finish<'a> {
     progress: &'a Progress,
     spare: Option<Spare>,
@@ -195,6 +195,8 @@ impl Spares {
         self.job = None;
         match result {
             Ok(SegmentMade { spare }) => self.keep(spare, next),
+            // That passes: it says nothing of the disk, and the job is offered again.
+            Err(error) if lacks_descriptors(&error) => {}
             Err(_) => self.has_failed = !self.is_ready(),
         }
     }
@@ -234,7 +236,7 @@ impl Spares {
                 Ok(())
             }
             Err(error) => {
-                self.has_failed = true;
+                self.has_failed |= !lacks_descriptors(&error);
                 Err(error)
             }
         }

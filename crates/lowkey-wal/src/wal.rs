@@ -13,12 +13,15 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use lowkey_record::GroupId;
+
 use crate::batch::{self, END_BYTES, Header};
 use crate::clean_stop::CleanStop;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, is_full};
 use crate::error::WalError;
 use crate::group::{self, Group};
-use crate::record::{Kind, Record};
+use crate::needs::Needs;
+use crate::record::{Kind, Record, RecordRef};
 use crate::recovery::{self, Recovered};
 use crate::repair;
 use crate::segment::{self, FIRST};
@@ -81,9 +84,9 @@ pub struct Wal {
     disk: Arc<dyn Disk>,
     identity: [u8; 16],
     options: Options,
-    groups: BTreeMap<u32, Group>,
-    /// Per segment still needed, up to the active one: each group's highest entry index in it.
-    segments: BTreeMap<u64, BTreeMap<u32, u64>>,
+    groups: BTreeMap<GroupId, Group>,
+    /// The segments up to the active one, and who needs them.
+    needs: Needs,
     active: Active,
     spares: Spares,
     /// The last batch written; > `synced_through` if anything waits for a sync.
@@ -97,8 +100,6 @@ pub struct Wal {
     /// The lowest segment needed, judged by what was on disk after the last sync. It is in every
     /// batch written since, so the next sync makes it true for recovery too.
     first_live: u64,
-    /// The bytes of all batches since the lowest segment needed at the start.
-    written_bytes: u64,
     buffer: Vec<u8>,
     /// A write or sync has failed: nothing is known about the disk any more.
     is_poisoned: bool,
@@ -131,13 +132,13 @@ impl Wal {
             segment_bytes: options.segment_bytes as u32,
         };
         let mut buffer = Vec::new();
-        batch::encode(&mut buffer, &header, opening.iter().map(Record::view));
+        batch::encode(&mut buffer, &header, opening.iter().map(RecordRef::from));
         let file = segment::make(disk.as_ref(), FIRST, options.segment_bytes, None, &buffer)
             .map_err(|source| WalError::io_or_full("making", &segment::file_name(FIRST), source))?;
         let mut wal = Wal {
             identity,
             groups,
-            segments: BTreeMap::from([(FIRST, BTreeMap::new())]),
+            needs: Needs::default(),
             active: Active {
                 number: FIRST,
                 file,
@@ -152,7 +153,6 @@ impl Wal {
             claimed: 0,
             last_data_sequence: 1,
             first_live: FIRST,
-            written_bytes: buffer.len() as u64,
             buffer,
             is_poisoned: false,
         };
@@ -160,8 +160,8 @@ impl Wal {
         Ok(wal)
     }
 
-    /// Opens the log that is there, and gives back all it holds; that is durable, whatever happened
-    /// before. Never makes a log: a node that lost its own must not come back under its identity.
+    /// Opens the log that is there, and gives back all it holds; that is durable, even after a failed
+    /// sync. Never makes a log: a node that lost its own must not come back under its identity.
     pub fn open(
         disk: Arc<dyn Disk>,
         identity: [u8; 16],
@@ -171,16 +171,11 @@ impl Wal {
         let findings = recovery::recover(&disk, identity, options.segment_bytes)?;
         let ready = repair::repair(&disk, &findings, options.segment_bytes)?;
         let chain = findings.chain;
-        let groups = chain.groups.iter().map(|(number, log)| {
-            let at_bytes = chain.compactions_at_bytes.get(number).copied();
-            (*number, Group::recovered(log, at_bytes.unwrap_or(0)))
-        });
-        let mut segments = chain.highest;
-        segments.entry(chain.segment).or_default();
+        let groups = chain.groups.iter().map(|(number, log)| (*number, Group::recovered(log)));
         let mut wal = Wal {
             identity,
             groups: groups.collect(),
-            segments,
+            needs: chain.needs,
             active: Active {
                 number: chain.segment,
                 file: ready.active,
@@ -195,7 +190,6 @@ impl Wal {
             claimed: chain.claimed,
             last_data_sequence: chain.last_data_sequence,
             first_live: chain.start,
-            written_bytes: chain.written_bytes,
             buffer: Vec::new(),
             is_poisoned: false,
         };
@@ -218,8 +212,9 @@ impl Wal {
 
     /// Writes one batch, with one write. It is durable only when [`Wal::sync`] has returned.
     ///
-    /// [`WalError::OutOfOrder`], [`WalError::TooLarge`] and [`WalError::Full`] come before anything is
-    /// written, and the log can go on. So does an [`WalError::Io`] about making the next segment.
+    /// [`WalError::OutOfOrder`] and [`WalError::TooLarge`] come before anything is written, and the log
+    /// can go on. So does an [`WalError::Io`] about making the next segment. After [`WalError::Full`] nothing
+    /// of the batch counts as written, and the same batch can be tried again.
     pub fn append(&mut self, records: &[Record]) -> Result<(), WalError> {
         self.check_usable()?;
         if records.is_empty() {
@@ -250,10 +245,7 @@ impl Wal {
         }
         self.synced_through = self.sequence;
         // The batches that are on disk now say that nothing below is needed.
-        while let Some(lowest) = self.segments.first_entry()
-            && *lowest.key() < self.first_live
-        {
-            let (number, _) = lowest.remove_entry();
+        while let Some(number) = self.needs.forget_below(self.first_live) {
             self.spares.drop_segment(number);
         }
         self.find_first_live();
@@ -269,7 +261,10 @@ impl Wal {
         if !has_news || self.active.remaining() < batch::batch_bytes(0) {
             return Ok(());
         }
-        self.write_batch(&[], false)
+        match self.write_batch(&[], false) {
+            Err(WalError::Full) => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Work to be done on another thread: making the next segment ahead of need, or removing old
@@ -307,10 +302,10 @@ impl Wal {
         batch::batch_bytes(records_bytes(records))
     }
 
-    /// Roughly the bytes of log that a compaction of the groups would free: those written since the
-    /// newest compaction of the group whose is oldest.
-    pub fn live_bytes(&self) -> u64 {
-        self.groups.values().map(|group| group.live_bytes(self.written_bytes)).max().unwrap_or(0)
+    /// The group that should make a snapshot for the sake of the others: more than so many bytes of theirs, which they
+    /// have done with, are kept because of an entry of its own that it has not compacted. Nobody if there is one group.
+    pub fn pinned_by(&self, bytes_max: u64) -> Option<GroupId> {
+        self.needs.pinned_by(bytes_max, |group| self.compacted_through(group))
     }
 
     /// Stops cleanly: syncs, then says on disk where the log ends.
@@ -364,7 +359,7 @@ impl Wal {
             offset: 0,
             segment_bytes: self.options.segment_bytes,
         };
-        self.segments.insert(spare.number, BTreeMap::new());
+        self.needs.begin(spare.number);
         Ok(())
     }
 
@@ -380,7 +375,7 @@ impl Wal {
             first_live: self.first_live,
             segment_bytes: self.active.segment_bytes as u32,
         };
-        let records = records.iter().map(Record::view);
+        let records = records.iter().map(RecordRef::from);
         if self.active.offset == 0 {
             let opening = group::opening(&self.groups);
             batch::encode(&mut self.buffer, &header, opening.chain(records));
@@ -389,13 +384,17 @@ impl Wal {
         }
         let is_mark = !is_end && self.buffer.len() as u64 == batch::batch_bytes(0);
         if let Err(source) = self.active.file.write_at(self.active.offset, &self.buffer) {
+            // Where writing in place takes new room (copy-on-write disks), a prepared segment can meet a full disk. What
+            // was written of the batch is the torn end of the log, and the next try writes over it.
+            if is_full(&source) {
+                return Err(WalError::Full);
+            }
             self.is_poisoned = true;
             let file = segment::file_name(self.active.number);
             return Err(WalError::io("writing", &file, source));
         }
         let batch_bytes = self.buffer.len() as u64;
         self.active.offset += batch_bytes;
-        self.written_bytes += batch_bytes;
         self.sequence = header.sequence;
         self.claimed = header.synced_through;
         if !is_mark {
@@ -405,13 +404,13 @@ impl Wal {
     }
 
     fn absorb(&mut self, records: &[Record]) {
-        let highest = self.segments.entry(self.active.number).or_default();
+        self.needs.begin(self.active.number);
         for record in records {
             let group = self.groups.entry(record.group).or_default();
-            group.absorb(record.view(), self.written_bytes);
+            group.absorb(record.into());
             if record.kind == Kind::Entry {
-                let highest = highest.entry(record.group).or_default();
-                *highest = record.index.max(*highest);
+                let bytes = batch::record_bytes(record.payload.len());
+                self.needs.add(self.active.number, record.group, record.index, bytes);
             }
         }
     }
@@ -421,16 +420,12 @@ impl Wal {
     fn find_first_live(&mut self) {
         let is_begun = self.active.offset > 0;
         let last_begun = if is_begun { self.active.number } else { self.active.number - 1 };
-        for (number, highest) in &self.segments {
-            let is_needed = highest.iter().any(|(group, index)| {
-                let group = self.groups.get(group);
-                *index > group.map_or(0, Group::compacted_through)
-            });
-            if is_needed || *number >= last_begun {
-                self.first_live = self.first_live.max(*number);
-                return;
-            }
-        }
+        let first = self.needs.first_needed(last_begun, |group| self.compacted_through(group));
+        self.first_live = self.first_live.max(first);
+    }
+
+    fn compacted_through(&self, group: GroupId) -> u64 {
+        self.groups.get(&group).map_or(0, Group::compacted_through)
     }
 }
 

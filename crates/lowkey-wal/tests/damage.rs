@@ -6,11 +6,11 @@ mod common;
 use common::{
     IDENTITY, Model, Random, compaction, conf_state, entry, hard_state, names, run_job, segment_name,
 };
-use lowkey_wal::{Cut, GroupLog, Options, Record, Recovered, SimDisk, Wal, WalError};
+use lowkey_wal::{Cut, GroupId, GroupLog, Options, Record, Recovered, SimDisk, Wal, WalError};
 use std::collections::BTreeMap;
 
 const SEGMENT_BYTES: u64 = 1024;
-type Groups = BTreeMap<u32, GroupLog>;
+type Groups = BTreeMap<GroupId, GroupLog>;
 
 const MASKS: [u8; 3] = [0x01, 0x80, 0xff];
 

@@ -7,7 +7,7 @@ mod common;
 use std::io::ErrorKind;
 
 use common::{create, entry, hard_state, open, segment_name};
-use lowkey_wal::{SimDisk, snapshots};
+use lowkey_wal::{GroupId, SimDisk, snapshots};
 
 /// A vote is written, its sync fails, the process ends; the next one reads the vote and acts on it.
 #[test]
@@ -24,11 +24,11 @@ fn what_was_read_after_a_failed_sync_survives_the_next_loss_of_power() {
 
         let disk = disk.kill();
         let (wal, recovered) = open(&disk).unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), 2, "the page cache has it");
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), 2, "the page cache has it");
         drop(wal);
 
         let (_, again) = open(&disk.crash()).unwrap();
-        assert_eq!(again.groups[&1].last_index(), 2, "seed {seed}");
+        assert_eq!(again.groups[&GroupId(1)].last_index(), 2, "seed {seed}");
         assert!(again.groups == recovered.groups, "seed {seed}");
     }
 }
@@ -53,7 +53,7 @@ fn a_tail_that_was_cut_does_not_come_back_behind_a_later_batch() {
 
         let disk = disk.kill();
         let (mut wal, recovered) = open(&disk).unwrap();
-        if recovered.groups[&1].last_index() > 1 {
+        if recovered.groups[&GroupId(1)].last_index() > 1 {
             continue;
         }
         was_cut += 1;
@@ -62,7 +62,7 @@ fn a_tail_that_was_cut_does_not_come_back_behind_a_later_batch() {
         drop(wal);
 
         let (_, again) = open(&disk.crash()).unwrap();
-        let entries = &again.groups[&1].entries;
+        let entries = &again.groups[&GroupId(1)].entries;
         assert_eq!(entries.len(), 2, "seed {seed}: an entry that was cut is back");
         assert_eq!(entries[1].1, same_length("anew").into_bytes());
     }
@@ -85,14 +85,14 @@ fn the_end_of_a_segment_that_was_read_after_a_failed_sync_stays() {
 
         let disk = disk.kill();
         let (mut wal, recovered) = open(&disk).unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), 2, "the page cache has it");
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), 2, "the page cache has it");
         wal.append(&[entry(1, 3, "x".repeat(1000))]).unwrap();
         wal.sync().unwrap();
         assert!(disk.content(&segment_name(2)).unwrap()[0] != 0, "the log went over to the next segment");
         drop(wal);
 
         let (_, again) = open(&disk.crash()).unwrap();
-        assert_eq!(again.groups[&1].last_index(), 3, "seed {seed}");
+        assert_eq!(again.groups[&GroupId(1)].last_index(), 3, "seed {seed}");
     }
 }
 
@@ -101,13 +101,13 @@ fn the_end_of_a_segment_that_was_read_after_a_failed_sync_stays() {
 fn a_sealed_file_that_can_be_seen_is_on_disk_whatever_failed_before() {
     for seed in 0..50 {
         let disk = SimDisk::new(seed);
-        snapshots::save(&disk, 1, b"old").unwrap();
+        snapshots::save(&disk, GroupId::ROOT, 1, b"old").unwrap();
         disk.fail_sync(1, ErrorKind::Other);
-        snapshots::save(&disk, 2, &[7; 3000]).unwrap_err();
+        snapshots::save(&disk, GroupId::ROOT, 2, &[7; 3000]).unwrap_err();
         let disk = disk.kill();
-        assert_eq!(snapshots::load_newest(&disk).unwrap().unwrap().0, 1);
-        snapshots::save(&disk, 2, &[7; 3000]).unwrap();
-        assert_eq!(snapshots::load_newest(&disk.crash()).unwrap(), Some((2, vec![7; 3000])));
+        assert_eq!(snapshots::load_newest(&disk, GroupId::ROOT).unwrap().unwrap().0, 1);
+        snapshots::save(&disk, GroupId::ROOT, 2, &[7; 3000]).unwrap();
+        assert_eq!(snapshots::load_newest(&disk.crash(), GroupId::ROOT).unwrap(), Some((2, vec![7; 3000])));
     }
 }
 

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use common::{compaction, conf_state, entry, hard_state, names, record, run_job, segment_name};
-use lowkey_wal::{Kind, Options, Record, SimDisk, Wal, sealed, snapshots};
+use lowkey_wal::{GroupId, Kind, Options, Record, SimDisk, Wal, sealed, snapshots};
 
 const IDENTITY: [u8; 16] =
     [0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff];
@@ -45,7 +45,7 @@ fn write_all() -> SimDisk {
     run_job(&mut wal);
     wal.close().unwrap();
     sealed::write(&disk, "identity", *b"NODE", &IDENTITY).unwrap();
-    snapshots::save(&disk, 40, b"the state at forty").unwrap();
+    snapshots::save(&disk, GroupId::ROOT, 40, b"the state at forty").unwrap();
     disk
 }
 
@@ -67,25 +67,25 @@ fn files_of_version_1_are_read() {
     assert_eq!(recovered.cut, None);
     assert_eq!(recovered.groups.len(), 3);
 
-    let one = &recovered.groups[&1];
+    let one = &recovered.groups[&GroupId(1)];
     assert_eq!(one.hard_state.as_deref(), Some(&b"term 1, commit 1"[..]));
     assert_eq!(one.conf_state.as_deref(), Some(&b"a, b, c"[..]));
     assert_eq!(one.compaction, Some((2, b"compacted 2".to_vec())));
     assert_eq!(one.entries, [(3, vec![0xee; 100]), (4, b"fourth".to_vec())]);
 
-    let two = &recovered.groups[&2];
+    let two = &recovered.groups[&GroupId(2)];
     assert_eq!(two.hard_state.as_deref(), Some(&b"term 3"[..]));
     assert_eq!(two.conf_state, None);
     assert_eq!(two.compaction, Some((40, b"compacted 40".to_vec())));
     assert_eq!(two.entries, [(41, b"forty-first".to_vec())]);
 
-    let three = &recovered.groups[&3];
+    let three = &recovered.groups[&GroupId(3)];
     assert_eq!(three.compaction, Some((7, b"begun anew".to_vec())));
     assert_eq!(three.entries, [(8, b"eighth".to_vec())]);
 
     let identity = sealed::read(&disk, "identity", *b"NODE").unwrap();
     assert_eq!(identity, Some(IDENTITY.to_vec()));
-    let snapshot = snapshots::load_newest(&disk).unwrap();
+    let snapshot = snapshots::load_newest(&disk, GroupId::ROOT).unwrap();
     assert_eq!(snapshot, Some((40, b"the state at forty".to_vec())));
 }
 

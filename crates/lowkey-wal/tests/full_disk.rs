@@ -4,7 +4,7 @@
 mod common;
 
 use common::{IDENTITY, create, entry, open, run_job, small};
-use lowkey_wal::{SimDisk, Wal, WalError};
+use lowkey_wal::{GroupId, SimDisk, Wal, WalError};
 
 fn one(index: u64) -> [lowkey_wal::Record; 1] {
     [entry(1, index, vec![index as u8; 400])]
@@ -40,7 +40,7 @@ fn the_log_goes_on_in_the_active_segment_until_it_is_full_and_again_when_there_i
         wal.sync().unwrap();
         index += 1;
         let (_, recovered) = open(&disk.fork().crash()).unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), index - 1);
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), index - 1);
     }
     for _ in 0..3 {
         let before = disk.content(&common::segment_name(1));
@@ -51,7 +51,7 @@ fn the_log_goes_on_in_the_active_segment_until_it_is_full_and_again_when_there_i
         wal.mark_synced().unwrap();
         run_job(&mut wal);
         let (_, recovered) = open(&disk.fork().crash()).unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), index - 1);
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), index - 1);
     }
     // What still fits goes on being taken.
     let small_one = [entry(1, index, "x")];
@@ -69,7 +69,7 @@ fn the_log_goes_on_in_the_active_segment_until_it_is_full_and_again_when_there_i
         index += 1;
     }
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].last_index(), index - 1);
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), index - 1);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn room_that_comes_back_is_used_without_a_job() {
     wal.append(&one(index)).unwrap();
     wal.sync().unwrap();
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].last_index(), index);
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), index);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_full_disk_does_not_stop_a_log_that_compacts() {
         index += 1;
     }
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].compacted_through(), index - 1);
+    assert_eq!(recovered.groups[&GroupId(1)].compacted_through(), index - 1);
 }
 
 #[test]
@@ -123,10 +123,41 @@ fn a_log_can_be_opened_and_closed_on_a_full_disk() {
     let disk = disk.crash();
     disk.set_capacity(Some(disk.used_bytes()));
     let (wal, recovered) = open(&disk).unwrap();
-    assert_eq!(recovered.groups[&1].last_index(), 20);
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), 20);
     // There is no room for the marker; the next start is as after a crash.
     assert!(matches!(wal.close(), Err(WalError::Full)));
     let (_, recovered) = open(&disk.kill()).unwrap();
-    assert_eq!(recovered.groups[&1].last_index(), 20);
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), 20);
     assert!(!recovered.clean);
+}
+
+/// A copy-on-write disk: a segment that was filled with zeros long ago still needs room to be written to.
+#[test]
+fn a_prepared_segment_that_meets_a_full_disk_is_written_to_later() {
+    let disk = SimDisk::new(1);
+    let mut wal = create(&disk, &[]);
+    wal.append(&one(1)).unwrap();
+    wal.sync().unwrap();
+    disk.fail_write(1, std::io::ErrorKind::StorageFull);
+    assert!(matches!(wal.append(&one(2)), Err(WalError::Full)));
+    let (_, recovered) = open(&disk.fork().crash()).unwrap();
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), 1, "what is half written is not believed");
+    disk.fail_write(1, std::io::ErrorKind::StorageFull);
+    wal.mark_synced().unwrap();
+    disk.stop_failing();
+    for index in 2..40 {
+        run_job(&mut wal);
+        wal.append(&one(index)).unwrap();
+        wal.sync().unwrap();
+    }
+    // The end of a segment, too.
+    for index in 40..60 {
+        run_job(&mut wal);
+        disk.fail_write(1, std::io::ErrorKind::StorageFull);
+        assert!(matches!(wal.append(&one(index)), Err(WalError::Full)));
+        wal.append(&one(index)).unwrap();
+        wal.sync().unwrap();
+    }
+    let (_, recovered) = open(&disk.crash()).unwrap();
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), 59);
 }

@@ -10,7 +10,7 @@ use common::{
     IDENTITY, Model, compaction, conf_state, create, entry, hard_state, names, open, run_job, segment_name,
     small,
 };
-use lowkey_wal::{Options, SimDisk, Wal, WalError};
+use lowkey_wal::{GroupId, Options, SimDisk, Wal, WalError};
 
 /// Appends and syncs entries of group 1, half a KiB each.
 fn fill(wal: &mut Wal, indexes: std::ops::RangeInclusive<u64>) {
@@ -105,7 +105,7 @@ fn what_does_not_fit_a_fresh_segment_is_refused_before_anything_is_written() {
     wal.append(&[entry(1, 2, vec![2; most])]).unwrap();
     wal.sync().unwrap();
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].entries.len(), 2);
+    assert_eq!(recovered.groups[&GroupId(1)].entries.len(), 2);
 }
 
 #[test]
@@ -160,8 +160,8 @@ fn segments_are_dropped_and_recycled_once_a_compaction_is_on_disk() {
         assert!(segment_count(&disk) <= 6);
     }
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].compacted_through(), 231);
-    assert!(recovered.groups[&1].entries.is_empty());
+    assert_eq!(recovered.groups[&GroupId(1)].compacted_through(), 231);
+    assert!(recovered.groups[&GroupId(1)].entries.is_empty());
 }
 
 #[test]
@@ -176,21 +176,29 @@ fn a_group_that_does_not_compact_keeps_its_segments() {
     }
     assert!(names(&disk).contains(&segment_name(1)));
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&2].entries.len(), 1);
+    assert_eq!(recovered.groups[&GroupId(2)].entries.len(), 1);
 }
 
 #[test]
-fn live_bytes_grow_with_the_log_and_fall_with_a_compaction() {
+fn a_group_that_keeps_what_others_have_done_with_is_named_until_it_compacts() {
     let disk = SimDisk::new(1);
-    let mut wal = create(&disk, &[]);
-    assert_eq!(wal.live_bytes(), 0);
-    fill(&mut wal, 1..=20);
-    let live = wal.live_bytes();
-    assert!((20 * 500..20 * 700).contains(&live), "{live}");
-    let (mut wal, _) = open(&disk.kill()).unwrap();
-    assert_eq!(wal.live_bytes(), live);
-    wal.append(&[compaction(1, 15)]).unwrap();
-    assert!(wal.live_bytes() < 500);
+    let mut wal = create(&disk, &[entry(2, 1, "still needed")]);
+    fill(&mut wal, 1..=30);
+    assert_eq!(wal.pinned_by(0), None, "all of it is needed");
+    wal.append(&[compaction(1, 30)]).unwrap();
+    wal.sync().unwrap();
+    assert_eq!((wal.pinned_by(10_000), wal.pinned_by(100_000)), (Some(GroupId(2)), None));
+    let disk = disk.kill();
+    let (mut wal, _) = open(&disk).unwrap();
+    assert_eq!(wal.pinned_by(10_000), Some(GroupId(2)), "it is known after a start, too");
+    for record in [compaction(2, 1), entry(1, 31, "more")] {
+        wal.append(&[record]).unwrap();
+        wal.sync().unwrap();
+        run_job(&mut wal);
+    }
+    assert_eq!(wal.pinned_by(0), None);
+    run_job(&mut wal);
+    assert!(!names(&disk).contains(&segment_name(1)), "{:?}", names(&disk));
 }
 
 #[test]
@@ -220,7 +228,7 @@ fn a_job_that_comes_too_late_is_taken_over() {
     wal.segment_made(job.run());
     assert!(wal.segment_job().is_some());
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].entries.len(), 20);
+    assert_eq!(recovered.groups[&GroupId(1)].entries.len(), 20);
 }
 
 #[test]
@@ -246,7 +254,7 @@ fn a_job_that_ran_but_was_not_handed_back_is_used() {
     assert!(!wal.spare_is_ready(), "it is in use already");
     fill(&mut wal, 8..=20);
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].entries.len(), 20);
+    assert_eq!(recovered.groups[&GroupId(1)].entries.len(), 20);
 }
 
 #[test]
@@ -272,7 +280,7 @@ fn jobs_may_run_on_another_thread_while_the_log_is_written() {
         wal.segment_made(thread.join().unwrap());
     }
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].last_index(), 300);
+    assert_eq!(recovered.groups[&GroupId(1)].last_index(), 300);
 }
 
 #[test]
@@ -291,7 +299,7 @@ fn a_failed_sync_poisons_the_log() {
     assert!(matches!(wal.close(), Err(WalError::Poisoned)));
     assert_eq!(disk.counts().syncs, syncs, "a sync is never tried again");
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert!((2..=3).contains(&recovered.groups[&1].entries.len()));
+    assert!((2..=3).contains(&recovered.groups[&GroupId(1)].entries.len()));
 }
 
 #[test]
@@ -303,7 +311,7 @@ fn a_failed_write_poisons_the_log() {
     assert!(matches!(wal.append(&[entry(1, 3, vec![3; 100])]), Err(WalError::Io { doing: "writing", .. })));
     assert!(matches!(wal.sync(), Err(WalError::Poisoned)));
     let (_, recovered) = open(&disk.kill()).unwrap();
-    assert_eq!(recovered.groups[&1].entries.len(), 2);
+    assert_eq!(recovered.groups[&GroupId(1)].entries.len(), 2);
     assert!(recovered.cut.is_some());
 }
 
@@ -317,7 +325,7 @@ fn a_failed_sync_while_going_over_to_the_next_segment_poisons_the_log() {
     assert!(wal.append(&[entry(1, 7, vec![7; 900])]).is_err());
     assert!(matches!(wal.sync(), Err(WalError::Poisoned)));
     let (_, recovered) = open(&disk.crash()).unwrap();
-    assert_eq!(recovered.groups[&1].entries.len(), 6);
+    assert_eq!(recovered.groups[&GroupId(1)].entries.len(), 6);
 }
 
 #[test]
@@ -332,7 +340,7 @@ fn segments_may_change_their_length_from_start_to_start() {
         drop(wal);
         let opened = Wal::open(disk.as_disk(), IDENTITY, Options { segment_bytes });
         let (reopened, recovered) = opened.unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), next - 1);
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), next - 1);
         wal = reopened;
     }
 }
@@ -353,14 +361,14 @@ fn a_crash_between_two_segments_leaves_a_log_that_goes_on() {
             copy.set_content(&name, after.content(&name).unwrap());
         }
         let (mut wal, recovered) = open(&copy).unwrap();
-        let last = recovered.groups[&1].last_index();
+        let last = recovered.groups[&GroupId(1)].last_index();
         assert!((6..=7).contains(&last));
         // Nothing to say but what the new segment has to begin with.
         wal.mark_synced().unwrap();
         fill(&mut wal, last + 1..=last + 20);
         let (_, recovered) = open(&copy.crash()).unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), last + 20);
-        let hard_state = recovered.groups[&1].hard_state.as_deref();
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), last + 20);
+        let hard_state = recovered.groups[&GroupId(1)].hard_state.as_deref();
         assert_eq!(hard_state, Some(b"term 4".as_slice()));
     }
 }
@@ -382,13 +390,13 @@ fn a_segment_without_a_batch_on_disk_is_not_called_the_first_one_needed() {
 
         let disk = disk.kill();
         let (mut wal, recovered) = open(&disk).unwrap();
-        assert_eq!(recovered.groups[&1].last_index(), 1);
+        assert_eq!(recovered.groups[&GroupId(1)].last_index(), 1);
         wal.append(&[entry(1, 2, vec![2; 1000])]).unwrap();
         wal.append(&[entry(1, 3, vec![3; 100])]).unwrap();
         drop(wal);
 
         // Of the two, the disk may have kept the second alone.
         let (_, recovered) = open(&disk.crash()).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert!(recovered.groups[&1].last_index() >= 1);
+        assert!(recovered.groups[&GroupId(1)].last_index() >= 1);
     }
 }

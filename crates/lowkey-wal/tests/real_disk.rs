@@ -7,7 +7,7 @@ use std::fs;
 use std::sync::Arc;
 
 use common::{IDENTITY, Model, compaction, conf_state, entry, hard_state, run_job, small};
-use lowkey_wal::{Disk, RealDisk, Wal, WalError, sealed, snapshots};
+use lowkey_wal::{Disk, GroupId, RealDisk, Wal, WalError, sealed, snapshots};
 
 #[test]
 fn a_log_in_a_real_directory_comes_back_after_every_stop() {
@@ -77,13 +77,13 @@ fn sealed_files_and_snapshots_live_in_a_real_directory() {
     let disk = RealDisk::open(temp.path()).unwrap();
     sealed::write(&disk, "identity", *b"NODE", b"me").unwrap();
     for index in 1..=4 {
-        snapshots::save(&disk, index, &[index as u8; 100]).unwrap();
+        snapshots::save(&disk, GroupId::ROOT, index, &[index as u8; 100]).unwrap();
     }
     let disk = RealDisk::open(temp.path()).unwrap();
     let identity = sealed::read(&disk, "identity", *b"NODE").unwrap();
     assert_eq!(identity, Some(b"me".to_vec()));
-    assert_eq!(snapshots::list(&disk).unwrap(), [3, 4]);
-    let newest = snapshots::load_newest(&disk).unwrap();
+    assert_eq!(snapshots::list(&disk, GroupId::ROOT).unwrap(), [3, 4]);
+    let newest = snapshots::load_newest(&disk, GroupId::ROOT).unwrap();
     assert_eq!(newest, Some((4, vec![4; 100])));
 }
 

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Random, names};
-use lowkey_wal::{SealedError, SimDisk, sealed, snapshots};
+use lowkey_wal::{GroupId, SealedError, SimDisk, sealed, snapshots};
 
 const KIND: [u8; 4] = *b"TEST";
 
@@ -132,37 +132,60 @@ fn a_full_disk_leaves_the_old_file_and_no_remains() {
 #[test]
 fn the_newest_two_snapshots_are_kept() {
     let disk = SimDisk::new(1);
-    assert_eq!(snapshots::load_newest(&disk).unwrap(), None);
+    assert_eq!(snapshots::load_newest(&disk, GroupId::ROOT).unwrap(), None);
     for index in [3, 7, 8, 100, u64::MAX] {
-        snapshots::save(&disk, index, &index.to_le_bytes()).unwrap();
-        let newest = snapshots::load_newest(&disk).unwrap();
+        snapshots::save(&disk, GroupId::ROOT, index, &index.to_le_bytes()).unwrap();
+        let newest = snapshots::load_newest(&disk, GroupId::ROOT).unwrap();
         assert_eq!(newest, Some((index, index.to_le_bytes().to_vec())));
     }
-    assert_eq!(snapshots::list(&disk).unwrap(), [100, u64::MAX]);
+    assert_eq!(snapshots::list(&disk, GroupId::ROOT).unwrap(), [100, u64::MAX]);
     assert_eq!(names(&disk), ["snapshot-00000000000000000100.snap", "snapshot-18446744073709551615.snap"]);
-    let second = snapshots::load(&disk, 100).unwrap();
+    let second = snapshots::load(&disk, GroupId::ROOT, 100).unwrap();
     assert_eq!(second, Some(100u64.to_le_bytes().to_vec()));
-    assert_eq!(snapshots::load(&disk, 7).unwrap(), None);
+    assert_eq!(snapshots::load(&disk, GroupId::ROOT, 7).unwrap(), None);
+}
+
+#[test]
+fn the_snapshots_of_one_group_are_none_of_anothers() {
+    let disk = SimDisk::new(1);
+    let other = GroupId(2);
+    for index in 1..=3 {
+        snapshots::save(&disk, GroupId::ROOT, index, b"root").unwrap();
+        snapshots::save(&disk, other, index + 10, b"other").unwrap();
+    }
+    assert_eq!(snapshots::list(&disk, GroupId::ROOT).unwrap(), [2, 3]);
+    assert_eq!(snapshots::list(&disk, other).unwrap(), [12, 13]);
+    assert_eq!(snapshots::load_newest(&disk, other).unwrap(), Some((13, b"other".to_vec())));
+    assert_eq!(snapshots::load_newest(&disk, GroupId(3)).unwrap(), None);
+    // One group's file is not believed under another's name, whichever way they were mixed up.
+    let [roots, others] =
+        [GroupId::ROOT, other].map(|group| snapshots::file_name(group, if group == other { 13 } else { 3 }));
+    let (root, foreign) = (disk.content(&roots).unwrap(), disk.content(&others).unwrap());
+    disk.set_content(&roots, foreign.clone());
+    disk.set_content(&others, root);
+    assert!(snapshots::load(&disk, GroupId::ROOT, 3).is_err() && snapshots::load(&disk, other, 13).is_err());
+    disk.set_content(&snapshots::file_name(GroupId(3), 13), foreign);
+    assert!(snapshots::load(&disk, GroupId(3), 13).is_err());
 }
 
 #[test]
 fn a_damaged_newest_snapshot_is_an_error_and_not_a_step_back() {
     let disk = SimDisk::new(1);
-    snapshots::save(&disk, 1, b"old").unwrap();
-    snapshots::save(&disk, 2, b"new").unwrap();
-    let name = snapshots::file_name(2);
+    snapshots::save(&disk, GroupId::ROOT, 1, b"old").unwrap();
+    snapshots::save(&disk, GroupId::ROOT, 2, b"new").unwrap();
+    let name = snapshots::file_name(GroupId::ROOT, 2);
     for at in 0..disk.content(&name).unwrap().len() as u64 {
         disk.flip(&name, at, 4);
-        match snapshots::load_newest(&disk) {
+        match snapshots::load_newest(&disk, GroupId::ROOT) {
             Err(SealedError::Corrupt { file, .. }) => assert_eq!(file, name),
             other => panic!("{other:?}"),
         }
         disk.flip(&name, at, 4);
     }
     // Nor is a snapshot believed under another's name.
-    let older = disk.content(&snapshots::file_name(1)).unwrap();
+    let older = disk.content(&snapshots::file_name(GroupId::ROOT, 1)).unwrap();
     disk.set_content(&name, older);
-    assert!(snapshots::load_newest(&disk).is_err());
+    assert!(snapshots::load_newest(&disk, GroupId::ROOT).is_err());
 }
 
 #[test]
@@ -170,15 +193,15 @@ fn a_crash_while_a_snapshot_is_saved_leaves_a_good_newest_one() {
     for seed in 0..30 {
         for crash_at in 1.. {
             let disk = SimDisk::new(seed);
-            snapshots::save(&disk, 1, &[1; 700]).unwrap();
-            snapshots::save(&disk, 2, &[2; 700]).unwrap();
+            snapshots::save(&disk, GroupId::ROOT, 1, &[1; 700]).unwrap();
+            snapshots::save(&disk, GroupId::ROOT, 2, &[2; 700]).unwrap();
             disk.crash_at_operation(crash_at);
-            let is_done = snapshots::save(&disk, 3, &[3; 700]).is_ok();
+            let is_done = snapshots::save(&disk, GroupId::ROOT, 3, &[3; 700]).is_ok();
             let disk = disk.crash();
-            let (index, payload) = snapshots::load_newest(&disk).unwrap().unwrap();
+            let (index, payload) = snapshots::load_newest(&disk, GroupId::ROOT).unwrap().unwrap();
             assert!(index == 3 || (index == 2 && !is_done));
             assert_eq!(payload, [index as u8; 700]);
-            snapshots::save(&disk, 4, b"four").unwrap();
+            snapshots::save(&disk, GroupId::ROOT, 4, b"four").unwrap();
             assert_eq!(names(&disk).len(), 2, "{:?}", names(&disk));
             if is_done {
                 break;

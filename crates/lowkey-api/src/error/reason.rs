@@ -115,12 +115,18 @@ reasons! {
     LimitInFlight = "LIMIT_IN_FLIGHT", ResourceExhausted, 429, Retry;
     /// The cluster has as many leases as it may.
     LimitLeases = "LIMIT_LEASES", ResourceExhausted, 429, GiveUp;
+    /// The cluster has as many nodes as it may.
+    LimitMembers = "LIMIT_MEMBERS", ResourceExhausted, 429, GiveUp;
     /// The lease holds as many locks as a lease may.
     LimitLocksPerLease = "LIMIT_LOCKS_PER_LEASE", ResourceExhausted, 429, GiveUp;
     /// The lock has as many waiters as a lock may.
     LimitWaiters = "LIMIT_WAITERS", ResourceExhausted, 429, GiveUp;
     /// The node has as many open streams as it may.
     LimitStreams = "LIMIT_STREAMS", ResourceExhausted, 429, Retry;
+    /// As much is kept for this client as may be: calls under way, and answers that it has not taken.
+    LimitMemory = "LIMIT_MEMORY", ResourceExhausted, 429, Retry;
+    /// The port has as many connections as it may.
+    LimitConnections = "LIMIT_CONNECTIONS", ResourceExhausted, 429, Retry;
     /// The disk has no room for new grants.
     LimitDisk = "LIMIT_DISK", ResourceExhausted, 429, Retry;
 
@@ -189,6 +195,16 @@ impl Reason {
         self.row().name
     }
 
+    /// Where the documents say what it means and what to do about it.
+    pub fn page(self) -> String {
+        format!("docs/reference/errors.md#{}", self.as_str().to_ascii_lowercase())
+    }
+
+    /// Every reason that this version knows.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::PLAIN.iter().copied().chain(INVALID.iter().map(|(field, _)| Self::Invalid(field)))
+    }
+
     /// The reason of that name, if this version knows it.
     pub fn parse(name: &str) -> Option<Self> {
         if let Some((field, _)) = INVALID.iter().find(|(_, known)| *known == name) {
@@ -245,8 +261,7 @@ mod tests {
 
     #[test]
     fn every_reason_is_found_by_its_name() {
-        let invalid = INVALID.iter().map(|(field, _)| Reason::Invalid(field));
-        for reason in Reason::PLAIN.iter().copied().chain(invalid) {
+        for reason in Reason::all() {
             assert_eq!(Reason::parse(reason.as_str()), Some(reason));
         }
         assert_eq!(Reason::parse("NEVER_HEARD_OF"), None);

@@ -20,7 +20,7 @@ use tonic::{Status, Streaming};
 
 use super::PATIENCE;
 use super::unary::tag;
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// Leases that one message renews.
 const LEASES_A_MESSAGE: usize = 6_000;
@@ -37,14 +37,14 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    pub(crate) async fn open(channel: Channel) -> Result<Self, Problem> {
+    pub(crate) async fn open(channel: Channel) -> Result<Self, BenchProblem> {
         let (calls, receiver) = mpsc::channel(UNDER_WAY);
         let mut node = LockServiceClient::new(channel);
         let answers = node.session(ReceiverStream::new(receiver)).await.map_err(broken)?.into_inner();
         Ok(Self { calls, answers, open: HashMap::new(), seq: 0, owner: format!("bench-{}", tag()) })
     }
 
-    async fn send(&mut self, call: Call) -> Result<(), Problem> {
+    async fn send(&mut self, call: Call) -> Result<(), BenchProblem> {
         self.seq += 1;
         self.open.insert(self.seq, call.clone());
         let sent = self.calls.send(SessionCall { seq: self.seq, call: Some(call) }).await;
@@ -52,10 +52,11 @@ impl Conversation {
     }
 
     /// The next answer, and the call to which it belongs. Whoever is asked to come again later does so.
-    async fn next(&mut self) -> Result<(Call, Answer), Problem> {
+    async fn next(&mut self) -> Result<(Call, Answer), BenchProblem> {
         loop {
             let told = timeout(PATIENCE, self.answers.next()).await;
-            let told = told.map_err(|_| Problem::failed(format!("lowkey: no answer in {PATIENCE:?}")))?;
+            let told =
+                told.map_err(|_| BenchProblem::failed(format!("lowkey: no answer in {PATIENCE:?}")))?;
             let SessionAnswer { seq, answer } = told.transpose().map_err(broken)?.ok_or_else(ended)?;
             let (Some(call), Some(answer)) = (self.open.remove(&seq), answer) else { return Err(ended()) };
             match answer {
@@ -63,14 +64,16 @@ impl Conversation {
                     sleep(Duration::from_millis(error.retry_after_ms)).await;
                     self.send(call).await?;
                 }
-                Answer::Error(error) => return Err(Problem::failed(format!("lowkey: {}", error.message))),
+                Answer::Error(error) => {
+                    return Err(BenchProblem::failed(format!("lowkey: {}", error.message)));
+                }
                 answer => return Ok((call, answer)),
             }
         }
     }
 
     /// One call alone.
-    async fn ask(&mut self, call: Call) -> Result<Answer, Problem> {
+    async fn ask(&mut self, call: Call) -> Result<Answer, BenchProblem> {
         self.send(call).await?;
         Ok(self.next().await?.1)
     }
@@ -99,7 +102,7 @@ impl Conversation {
         })
     }
 
-    pub(crate) async fn create_lease(&mut self, ttl: Duration) -> Result<u64, Problem> {
+    pub(crate) async fn create_lease(&mut self, ttl: Duration) -> Result<u64, BenchProblem> {
         let (owner_id, request_id) = (self.owner.clone(), self.request_id());
         let ttl_seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
         let call = Call::CreateLease(CreateLeaseRequest { owner_id, ttl_seconds, request_id });
@@ -110,7 +113,7 @@ impl Conversation {
     }
 
     /// Ends a lease of this conversation, and all that it holds.
-    pub(crate) async fn revoke_lease(&mut self, lease_id: u64) -> Result<(), Problem> {
+    pub(crate) async fn revoke_lease(&mut self, lease_id: u64) -> Result<(), BenchProblem> {
         let (owner_id, request_id) = (self.owner.clone(), self.request_id());
         self.ask(Call::RevokeLease(RevokeLeaseRequest {
             lease_id,
@@ -127,7 +130,7 @@ impl Conversation {
         &mut self,
         lease: u64,
         names: impl IntoIterator<Item = String>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), BenchProblem> {
         let mut names = names.into_iter();
         for name in names.by_ref().take(UNDER_WAY) {
             self.send(self.acquire(name, lease)).await?;
@@ -147,7 +150,7 @@ impl Conversation {
         lease: u64,
         names: impl IntoIterator<Item = String>,
         mut took: impl FnMut(Duration),
-    ) -> Result<(), Problem> {
+    ) -> Result<(), BenchProblem> {
         let mut names = names.into_iter();
         let mut begun = HashMap::new();
         for name in names.by_ref().take(UNDER_WAY) {
@@ -177,7 +180,7 @@ impl Conversation {
 
 /// Renews leases, thousands with one message, one message after the other. Gives for each lease the moment before its
 /// renewal was sent.
-pub(crate) async fn renew_all(channel: Channel, leases: &[u64]) -> Result<Vec<(u64, Instant)>, Problem> {
+pub(crate) async fn renew_all(channel: Channel, leases: &[u64]) -> Result<Vec<(u64, Instant)>, BenchProblem> {
     let mut conversation = Conversation::open(channel).await?;
     let mut renewed = Vec::with_capacity(leases.len());
     for lease_ids in leases.chunks(LEASES_A_MESSAGE) {
@@ -188,7 +191,7 @@ pub(crate) async fn renew_all(channel: Channel, leases: &[u64]) -> Result<Vec<(u
             if !renewal.error_reason.is_empty() {
                 let problem =
                     format!("lowkey: lease {} is lost: {}", renewal.lease_id, renewal.error_message);
-                return Err(Problem::wrong(problem));
+                return Err(BenchProblem::wrong(problem));
             }
             renewed.push((renewal.lease_id, sent));
         }
@@ -196,14 +199,14 @@ pub(crate) async fn renew_all(channel: Channel, leases: &[u64]) -> Result<Vec<(u
     Ok(renewed)
 }
 
-fn broken(status: Status) -> Problem {
-    Problem::failed(format!("lowkey: the session stream broke: {}", status.message()))
+fn broken(status: Status) -> BenchProblem {
+    BenchProblem::failed(format!("lowkey: the session stream broke: {}", status.message()))
 }
 
-fn ended() -> Problem {
-    Problem::failed("lowkey: the node ended the session stream")
+fn ended() -> BenchProblem {
+    BenchProblem::failed("lowkey: the node ended the session stream")
 }
 
-fn astray() -> Problem {
-    Problem::wrong("lowkey: an answer to another question")
+fn astray() -> BenchProblem {
+    BenchProblem::wrong("lowkey: an answer to another question")
 }

@@ -6,7 +6,7 @@ use futures::FutureExt as _;
 use lowkey_client::{Client, Detached, ErrorKind, LockGuard, Reason, Session};
 
 use super::from_sdk;
-use crate::system::{Answer, Held, LockClient, Problem};
+use crate::system::{BenchProblem, HeldLock, LockClient, SystemAnswer};
 
 pub(super) struct SdkClient {
     client: Client,
@@ -16,14 +16,14 @@ pub(super) struct SdkClient {
 }
 
 impl SdkClient {
-    pub(super) async fn new(client: Client, ttl: Duration) -> Result<Self, Problem> {
+    pub(super) async fn new(client: Client, ttl: Duration) -> Result<Self, BenchProblem> {
         let session = client.session(ttl).await.map_err(|error| judged(&error))?;
         Ok(Self { client, session, guard: None, held: Vec::new() })
     }
 }
 
 impl LockClient for SdkClient {
-    fn acquire<'a>(&'a mut self, lock: &'a str, wait: Duration) -> Answer<'a, Option<u64>> {
+    fn acquire<'a>(&'a mut self, lock: &'a str, wait: Duration) -> SystemAnswer<'a, Option<u64>> {
         async move {
             let lock = self.session.lock(lock);
             let guard = if wait.is_zero() { lock.try_acquire().await } else { lock.wait(wait).await };
@@ -35,7 +35,7 @@ impl LockClient for SdkClient {
         .boxed()
     }
 
-    fn release(&mut self) -> Answer<'_, ()> {
+    fn release(&mut self) -> SystemAnswer<'_, ()> {
         async move {
             match self.guard.take() {
                 Some(guard) => guard.release().await.map_err(|error| judged(&error)),
@@ -45,16 +45,16 @@ impl LockClient for SdkClient {
         .boxed()
     }
 
-    fn hold<'a>(&'a mut self, lock: &'a str, ttl: Duration) -> Answer<'a, Held> {
+    fn hold<'a>(&'a mut self, lock: &'a str, ttl: Duration) -> SystemAnswer<'a, HeldLock> {
         async move {
             let held = self.client.detached(lock, ttl).try_acquire().await.map_err(|error| judged(&error))?;
             self.held.push(held.clone());
-            Ok(Held { token: Some(held.token), lease: Some(held.lease_id) })
+            Ok(HeldLock { token: Some(held.token), lease: Some(held.lease_id) })
         }
         .boxed()
     }
 
-    fn close(self: Box<Self>) -> Answer<'static, ()> {
+    fn close(self: Box<Self>) -> SystemAnswer<'static, ()> {
         async move {
             for held in &self.held {
                 // The lease that is left without a lock runs out by itself.
@@ -69,9 +69,9 @@ impl LockClient for SdkClient {
 
 /// Nobody else uses these locks, and their leases are far from their end: if one is said to be gone or somebody
 /// else's, then what was acknowledged has been lost.
-fn judged(error: &lowkey_client::Error) -> Problem {
+fn judged(error: &lowkey_client::Error) -> BenchProblem {
     let lost = matches!(error.kind(), ErrorKind::SessionLost(_))
         || error.reason().is_some_and(super::unary::means_loss)
         || error.reason() == Some(Reason::LockHeld);
-    if lost { Problem::wrong(error.to_string()) } else { from_sdk(error) }
+    if lost { BenchProblem::wrong(error.to_string()) } else { from_sdk(error) }
 }

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use super::PATIENCE;
-use crate::caller::Caller;
-use crate::system::{Answer, Held, LockClient, Problem};
+use crate::caller::UnaryCaller;
+use crate::system::{BenchProblem, HeldLock, LockClient, SystemAnswer};
 
 /// How long to wait before a call is made again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -31,7 +31,7 @@ pub(super) struct UnaryClient {
 
 /// Makes calls at one node until it does not answer, then at the next.
 struct Calls {
-    nodes: Vec<Caller>,
+    nodes: Vec<UnaryCaller>,
     at: usize,
 }
 
@@ -46,7 +46,7 @@ impl Calls {
         path: &'static str,
         request: impl Message,
         wait: Duration,
-    ) -> Result<A, Problem>
+    ) -> Result<A, BenchProblem>
     where
         A: Message + Default,
     {
@@ -70,7 +70,7 @@ impl Calls {
 }
 
 impl UnaryClient {
-    pub(super) async fn new(nodes: Vec<Caller>, ttl: Duration) -> Result<Self, Problem> {
+    pub(super) async fn new(nodes: Vec<UnaryCaller>, ttl: Duration) -> Result<Self, BenchProblem> {
         let owner = format!("bench-{}", tag());
         let mut client =
             Self { calls: Calls { nodes, at: 0 }, owner, leases: Vec::new(), held: None, made: 0 };
@@ -91,7 +91,7 @@ impl UnaryClient {
 }
 
 impl LockClient for UnaryClient {
-    fn acquire<'a>(&'a mut self, lock: &'a str, wait: Duration) -> Answer<'a, Option<u64>> {
+    fn acquire<'a>(&'a mut self, lock: &'a str, wait: Duration) -> SystemAnswer<'a, Option<u64>> {
         async move {
             let request = AcquireLockRequest {
                 lock_name: lock.to_owned(),
@@ -108,7 +108,7 @@ impl LockClient for UnaryClient {
         .boxed()
     }
 
-    fn release(&mut self) -> Answer<'_, ()> {
+    fn release(&mut self) -> SystemAnswer<'_, ()> {
         async move {
             let Some((lock_name, fencing_token)) = self.held.take() else { return Ok(()) };
             let request = ReleaseLockRequest {
@@ -124,7 +124,7 @@ impl LockClient for UnaryClient {
         .boxed()
     }
 
-    fn hold<'a>(&'a mut self, lock: &'a str, ttl: Duration) -> Answer<'a, Held> {
+    fn hold<'a>(&'a mut self, lock: &'a str, ttl: Duration) -> SystemAnswer<'a, HeldLock> {
         async move {
             let request = AcquireLockRequest {
                 lock_name: lock.to_owned(),
@@ -135,12 +135,12 @@ impl LockClient for UnaryClient {
             };
             let granted: AcquireLockResponse = self.calls.call(ACQUIRE_LOCK, request, Duration::ZERO).await?;
             self.leases.push(granted.lease_id);
-            Ok(Held { token: Some(granted.fencing_token), lease: Some(granted.lease_id) })
+            Ok(HeldLock { token: Some(granted.fencing_token), lease: Some(granted.lease_id) })
         }
         .boxed()
     }
 
-    fn close(mut self: Box<Self>) -> Answer<'static, ()> {
+    fn close(mut self: Box<Self>) -> SystemAnswer<'static, ()> {
         async move {
             for lease_id in std::mem::take(&mut self.leases) {
                 let (owner_id, request_id) = (self.owner.clone(), self.request_id());
@@ -156,12 +156,12 @@ impl LockClient for UnaryClient {
 
 /// Nobody else uses these locks, and their leases are far from their end: if one is said to be gone, then what was
 /// acknowledged has been lost.
-fn judged(error: Option<&ApiError>, status: &Status) -> Problem {
+fn judged(error: Option<&ApiError>, status: &Status) -> BenchProblem {
     match error {
         Some(error) if means_loss(error.reason) || error.reason == Reason::LockHeld => {
-            Problem::wrong(format!("lowkey: {}", error.message))
+            BenchProblem::wrong(format!("lowkey: {}", error.message))
         }
-        _ => Problem::failed(format!("lowkey: {}", status.message())),
+        _ => BenchProblem::failed(format!("lowkey: {}", status.message())),
     }
 }
 

@@ -21,11 +21,11 @@ pub(super) struct Panel {
     pub(super) marks: Vec<(f64, String)>,
     pub(super) vertical: Vertical,
     pub(super) unit: &'static str,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<PlotLine>,
 }
 
 /// Points have their place on the horizontal axis, from 0 to 1, and a value.
-pub(super) struct Line {
+pub(super) struct PlotLine {
     pub(super) system: String,
     pub(super) nodes: usize,
     pub(super) points: Vec<(f64, f64)>,
@@ -49,7 +49,7 @@ struct Axis {
 }
 
 impl Axis {
-    fn new(top: f64, vertical: Vertical, lines: &[Line]) -> Self {
+    fn new(top: f64, vertical: Vertical, lines: &[PlotLine]) -> Self {
         let values = lines.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
         let (least, most) = values
             .filter(|value| *value > 0.0)
@@ -98,10 +98,10 @@ fn x(share: f64) -> f64 {
 }
 
 /// A colour for a system. On one node it is dashed.
-fn strokes(lines: &[Line]) -> Vec<String> {
+fn strokes(lines: &[PlotLine]) -> Vec<String> {
     let mut systems: Vec<&str> = Vec::new();
     let mut strokes = Vec::new();
-    for Line { system, nodes, .. } in lines {
+    for PlotLine { system, nodes, .. } in lines {
         let known = systems.iter().position(|known| known == system).unwrap_or_else(|| {
             systems.push(system);
             systems.len() - 1
@@ -164,9 +164,9 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn line(system: &str, nodes: usize, values: &[f64]) -> Line {
+    fn line(system: &str, nodes: usize, values: &[f64]) -> PlotLine {
         let points = values.iter().map(|value| (0.5, *value)).collect();
-        Line { system: system.to_owned(), nodes, points }
+        PlotLine { system: system.to_owned(), nodes, points }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::scale::wait_for_locks;
 use super::{Arena, BYTES_PER_MB, Measuring, leader_memory, together};
 use crate::lowkey::Conversation;
 use crate::recorder::Recorder;
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// Conversations side by side.
 const CONVERSATIONS: usize = 8;
@@ -33,7 +33,7 @@ struct Names {
     prefix: String,
 }
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let names = Arc::new(Names {
         next: AtomicUsize::new(0),
         done: AtomicUsize::new(0),
@@ -51,7 +51,11 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     wait_for_locks(arena, 0).await
 }
 
-async fn pass_through(channel: Channel, names: Arc<Names>, recorder: Arc<Recorder>) -> Result<(), Problem> {
+async fn pass_through(
+    channel: Channel,
+    names: Arc<Names>,
+    recorder: Arc<Recorder>,
+) -> Result<(), BenchProblem> {
     let mut conversation = Conversation::open(channel).await?;
     loop {
         let first = names.next.fetch_add(NAMES_A_LEASE, Ordering::Relaxed);
@@ -71,7 +75,7 @@ async fn pass_through(channel: Channel, names: Arc<Names>, recorder: Arc<Recorde
 }
 
 /// Looks at the leader's memory now and then, until all is done.
-async fn look(arena: &Arena<'_>, names: &Names) -> Result<(), Problem> {
+async fn look(arena: &Arena<'_>, names: &Names) -> Result<(), BenchProblem> {
     let mut found = Vec::new();
     for (tenths, what) in LOOKED_AT {
         while names.done.load(Ordering::Relaxed) < names.count * tenths / 10 {

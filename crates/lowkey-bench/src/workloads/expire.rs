@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use super::pairs::Beside;
 use super::{Arena, Measuring, together};
 use crate::lowkey::{from_sdk, renew_all};
-use crate::system::{LockClient, Problem};
+use crate::system::{BenchProblem, LockClient};
 
 /// Pairs are measured from so long before the end of the leases until so long after.
 const BEFORE: Duration = Duration::from_millis(500);
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The leases that exist so far.
 type Leases = Arc<Mutex<Vec<u64>>>;
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let lowkey = arena.lowkey()?;
     let prefix = format!("{}/mortal-", arena.prefix);
     let channel = lowkey.channel(0).await?;
@@ -49,13 +49,13 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     beside.stop().await?;
     let left = arena.system.count_held(&prefix).await?;
     if left > 0 {
-        return Err(Problem::wrong(format!("{left} locks are held by leases that are said to be gone")));
+        return Err(BenchProblem::wrong(format!("{left} locks are held by leases that are said to be gone")));
     }
     Ok(())
 }
 
 /// Makes the leases. They do not run out meanwhile.
-async fn make(arena: &Arena<'_>, prefix: &str, channel: &Channel) -> Result<Vec<u64>, Problem> {
+async fn make(arena: &Arena<'_>, prefix: &str, channel: &Channel) -> Result<Vec<u64>, BenchProblem> {
     let leases: Leases = Arc::default();
     let all_made = Arc::new(AtomicBool::new(false));
     let mut crew = JoinSet::new();
@@ -95,7 +95,7 @@ async fn hold_some(
     numbers: impl Iterator<Item = usize>,
     ttl: Duration,
     leases: Leases,
-) -> Result<(), Problem> {
+) -> Result<(), BenchProblem> {
     for number in numbers {
         let held = client.hold(&format!("{prefix}{number}"), ttl).await?;
         leases.lock().unwrap_or_else(PoisonError::into_inner).extend(held.lease);
@@ -108,25 +108,26 @@ async fn see_them_go(
     arena: &Arena<'_>,
     mut watch: Watch,
     mut renewed: HashMap<u64, Instant>,
-) -> Result<Duration, Problem> {
+) -> Result<Duration, BenchProblem> {
     let mut latest = Duration::ZERO;
     let deadline = Instant::now() + arena.sizes.mortal_ttl + PATIENCE;
     while !renewed.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok(event) = timeout(left, watch.try_next()).await else {
             let count = renewed.len();
-            return Err(Problem::wrong(format!(
+            return Err(BenchProblem::wrong(format!(
                 "{count} leases are not told to be gone {PATIENCE:?} after their time"
             )));
         };
-        let event =
-            event.map_err(|error| from_sdk(&error))?.ok_or_else(|| Problem::failed("the watch ended"))?;
+        let event = event
+            .map_err(|error| from_sdk(&error))?
+            .ok_or_else(|| BenchProblem::failed("the watch ended"))?;
         if event.r#type() != EventType::Expired {
             continue;
         }
         let (lease, name) = (event.lease_id, &event.name);
         let Some(sent) = renewed.remove(&lease) else {
-            return Err(Problem::wrong(format!("lease {lease} of {name} is told to be gone twice")));
+            return Err(BenchProblem::wrong(format!("lease {lease} of {name} is told to be gone twice")));
         };
         match sent.elapsed().checked_sub(arena.sizes.mortal_ttl) {
             Some(late) => {
@@ -135,7 +136,7 @@ async fn see_them_go(
             }
             None => {
                 let age = sent.elapsed();
-                return Err(Problem::wrong(format!(
+                return Err(BenchProblem::wrong(format!(
                     "lease {lease} of {name} was gone {age:?} after it was renewed, too early"
                 )));
             }

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{Arena, BYTES_PER_MB, Measuring, close, rested_leader_memory, together};
 use crate::recorder::Recorder;
-use crate::system::{Held, LockClient, Problem};
+use crate::system::{BenchProblem, HeldLock, LockClient};
 
 /// Nobody renews them, and none must run out before the end.
 const TTL: Duration = Duration::from_secs(600);
@@ -20,9 +20,9 @@ struct Making {
     prefix: String,
 }
 
-type Made = (Box<dyn LockClient>, Vec<Held>);
+type Made = (Box<dyn LockClient>, Vec<HeldLock>);
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let clients = arena.clients(arena.sizes.par_clients).await?;
     let prefix = format!("{}/held-", arena.prefix);
     let making = Arc::new(Making { next: AtomicUsize::new(0), count: arena.size, prefix: prefix.clone() });
@@ -57,7 +57,7 @@ async fn make(
     mut client: Box<dyn LockClient>,
     making: Arc<Making>,
     recorder: Arc<Recorder>,
-) -> Result<Made, Problem> {
+) -> Result<Made, BenchProblem> {
     let mut held = Vec::new();
     loop {
         let number = making.next.fetch_add(1, Ordering::Relaxed);
@@ -72,15 +72,19 @@ async fn make(
 }
 
 /// All are there, and no two have the same token.
-async fn check(arena: &Arena<'_>, prefix: &str, held: impl Iterator<Item = Held>) -> Result<(), Problem> {
+async fn check(
+    arena: &Arena<'_>,
+    prefix: &str,
+    held: impl Iterator<Item = HeldLock>,
+) -> Result<(), BenchProblem> {
     let mut tokens: Vec<u64> = held.filter_map(|held| held.token).collect();
     tokens.sort_unstable();
     if let Some(twice) = tokens.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(Problem::wrong(format!("two locks were granted with token {}", twice[0])));
+        return Err(BenchProblem::wrong(format!("two locks were granted with token {}", twice[0])));
     }
     let (found, made) = (arena.system.count_held(prefix).await?, arena.size);
     if found != made {
-        return Err(Problem::wrong(format!("{made} locks were taken, and {found} are held")));
+        return Err(BenchProblem::wrong(format!("{made} locks were taken, and {found} are held")));
     }
     Ok(())
 }

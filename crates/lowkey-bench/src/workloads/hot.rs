@@ -12,7 +12,7 @@ use super::{Arena, close};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 use crate::referee::Referee;
-use crate::system::{LockClient, Problem};
+use crate::system::{BenchProblem, LockClient};
 
 /// Longer than any turn in a line that moves.
 const WAIT: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ struct Line {
     released: Mutex<Option<Instant>>,
 }
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let clients = arena.clients(arena.size).await?;
     let pace = Pace::new(arena.sizes.rate);
     let line =
@@ -39,7 +39,7 @@ async fn take_turns(
     line: Arc<Line>,
     pace: Arc<Pace>,
     recorder: Arc<Recorder>,
-) -> Result<Box<dyn LockClient>, Problem> {
+) -> Result<Box<dyn LockClient>, BenchProblem> {
     while let Some(due) = pace.turn().await {
         let asked = Instant::now();
         let token = client.acquire(line.referee.lock(), WAIT).await?;

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::{Arena, close, together};
 use crate::pace::Pace;
 use crate::referee::Referee;
-use crate::system::{LockClient, Problem};
+use crate::system::{BenchProblem, LockClient};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ impl Gaps {
 
 type Shared = Arc<Mutex<Gaps>>;
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let client = arena.system.persistent_client().await?;
     let gaps: Shared = Arc::new(Mutex::new(Gaps::now()));
     let pace = Pace::new(None);
@@ -69,7 +69,7 @@ async fn go_on(
     referee: Referee,
     pace: Arc<Pace>,
     gaps: Shared,
-) -> Result<Box<dyn LockClient>, Problem> {
+) -> Result<Box<dyn LockClient>, BenchProblem> {
     while pace.turn().await.is_some() {
         let token = client.acquire(referee.lock(), Duration::ZERO).await?;
         referee.granted(token)?;
@@ -80,14 +80,14 @@ async fn go_on(
     Ok(client)
 }
 
-async fn kill_the_leader(arena: &Arena<'_>, gaps: &Shared) -> Result<Duration, Problem> {
+async fn kill_the_leader(arena: &Arena<'_>, gaps: &Shared) -> Result<Duration, BenchProblem> {
     let cluster = arena.system.cluster();
     let deadline = Instant::now() + PATIENCE;
     while !arena.system.is_whole().await? {
         wait_a_little(deadline, "the nodes did not come together again").await?;
     }
     sleep(arena.sizes.quiet).await;
-    let leader = arena.system.leader().await?.ok_or_else(|| Problem::failed("nobody leads"))?;
+    let leader = arena.system.leader().await?.ok_or_else(|| BenchProblem::failed("nobody leads"))?;
     // From here on: what is under way at the kill counts.
     lock(gaps).begin();
     cluster.kill(&leader);
@@ -104,9 +104,9 @@ async fn kill_the_leader(arena: &Arena<'_>, gaps: &Shared) -> Result<Duration, P
     Ok(longest)
 }
 
-async fn wait_a_little(deadline: Instant, otherwise: &str) -> Result<(), Problem> {
+async fn wait_a_little(deadline: Instant, otherwise: &str) -> Result<(), BenchProblem> {
     if Instant::now() >= deadline {
-        return Err(Problem::failed(format!("{otherwise} in {PATIENCE:?}")));
+        return Err(BenchProblem::failed(format!("{otherwise} in {PATIENCE:?}")));
     }
     sleep(LOOK_INTERVAL).await;
     Ok(())

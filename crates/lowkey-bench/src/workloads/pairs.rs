@@ -9,9 +9,9 @@ use super::{Arena, Clients, close, together};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 use crate::referee::Referee;
-use crate::system::{LockClient, Problem};
+use crate::system::{BenchProblem, LockClient};
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let clients = arena.clients(arena.size).await?;
     let pace = Pace::new(arena.sizes.rate);
     let crew = crew(arena, clients, &pace);
@@ -22,7 +22,7 @@ pub(super) fn crew(
     arena: &Arena<'_>,
     clients: Clients,
     pace: &Arc<Pace>,
-) -> JoinSet<Result<Box<dyn LockClient>, Problem>> {
+) -> JoinSet<Result<Box<dyn LockClient>, BenchProblem>> {
     let mut crew = JoinSet::new();
     for (number, client) in clients.into_iter().enumerate() {
         let referee = Referee::new(format!("{}/own-{number}", arena.prefix));
@@ -36,7 +36,7 @@ async fn pairs(
     referee: Referee,
     pace: Arc<Pace>,
     recorder: Arc<Recorder>,
-) -> Result<Box<dyn LockClient>, Problem> {
+) -> Result<Box<dyn LockClient>, BenchProblem> {
     while let Some(due) = pace.turn().await {
         let token = client.acquire(referee.lock(), Duration::ZERO).await?;
         recorder.took("acquire", due.elapsed());
@@ -52,11 +52,11 @@ async fn pairs(
 /// Pairs at a fixed rate while something else is done.
 pub(super) struct Beside {
     pace: Arc<Pace>,
-    crew: JoinSet<Result<Box<dyn LockClient>, Problem>>,
+    crew: JoinSet<Result<Box<dyn LockClient>, BenchProblem>>,
 }
 
 impl Beside {
-    pub(super) async fn start(arena: &Arena<'_>) -> Result<Self, Problem> {
+    pub(super) async fn start(arena: &Arena<'_>) -> Result<Self, BenchProblem> {
         let clients = arena.clients(arena.sizes.par_clients).await?;
         let pace = Pace::new(Some(arena.sizes.pairs_beside));
         let crew = crew(arena, clients, &pace);
@@ -64,7 +64,7 @@ impl Beside {
     }
 
     /// Ends it; an error if anything was wrong.
-    pub(super) async fn stop(self) -> Result<(), Problem> {
+    pub(super) async fn stop(self) -> Result<(), BenchProblem> {
         self.pace.stop();
         close(together(self.crew).await?).await
     }

@@ -10,19 +10,19 @@ use tokio::time::sleep;
 use super::pairs::Beside;
 use super::{Arena, Measuring};
 use crate::lowkey::from_sdk;
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// How many sessions one client of the SDK has.
 const SESSIONS_A_CLIENT: usize = 1_000;
 /// Renewals are due at a third of the time to live.
 const RENEWED_AT: u32 = 3;
 
-struct Holder {
+struct LeaseRenewer {
     session: Session,
     guard: LockGuard,
 }
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let prefix = format!("{}/kept-", arena.prefix);
     let holders = make(arena, &prefix).await?;
     let beside = Beside::start(arena).await?;
@@ -37,7 +37,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     beside.stop().await?;
     check(arena, &prefix, &holders).await?;
     if arena.system.cluster().is_foreign() {
-        for Holder { session, guard } in holders {
+        for LeaseRenewer { session, guard } in holders {
             drop(guard);
             session.close().await.map_err(|error| from_sdk(&error))?;
         }
@@ -45,7 +45,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn make(arena: &Arena<'_>, prefix: &str) -> Result<Vec<Holder>, Problem> {
+async fn make(arena: &Arena<'_>, prefix: &str) -> Result<Vec<LeaseRenewer>, BenchProblem> {
     let lowkey = arena.lowkey()?;
     let mut clients = Vec::new();
     for _ in 0..arena.size.div_ceil(SESSIONS_A_CLIENT) {
@@ -66,19 +66,19 @@ async fn make(arena: &Arena<'_>, prefix: &str) -> Result<Vec<Holder>, Problem> {
     Ok(holders)
 }
 
-async fn hold(client: Client, name: String, ttl: Duration) -> Result<Holder, Problem> {
+async fn hold(client: Client, name: String, ttl: Duration) -> Result<LeaseRenewer, BenchProblem> {
     let session = client.session(ttl).await.map_err(|error| from_sdk(&error))?;
     let guard = session.lock(name).try_acquire().await.map_err(|error| from_sdk(&error))?;
-    Ok(Holder { session, guard })
+    Ok(LeaseRenewer { session, guard })
 }
 
 /// By the clients' own clocks none was lost, and the service agrees.
-async fn check(arena: &Arena<'_>, prefix: &str, holders: &[Holder]) -> Result<(), Problem> {
-    let is_lost = |holder: &&Holder| matches!(holder.session.status(), SessionStatus::Lost(_));
-    let lost: Vec<&Holder> = holders.iter().filter(is_lost).collect();
+async fn check(arena: &Arena<'_>, prefix: &str, holders: &[LeaseRenewer]) -> Result<(), BenchProblem> {
+    let is_lost = |holder: &&LeaseRenewer| matches!(holder.session.status(), SessionStatus::Lost(_));
+    let lost: Vec<&LeaseRenewer> = holders.iter().filter(is_lost).collect();
     arena.recorder.figure("leases lost", lost.len() as f64, "");
     if let Some(first) = lost.first() {
-        return Err(Problem::wrong(format!(
+        return Err(BenchProblem::wrong(format!(
             "{} of {} leases were lost, the first is {}: {:?}",
             lost.len(),
             holders.len(),
@@ -95,7 +95,7 @@ async fn check(arena: &Arena<'_>, prefix: &str, holders: &[Holder]) -> Result<()
     expected.sort_unstable();
     match found == expected {
         true => Ok(()),
-        false => Err(Problem::wrong(format!(
+        false => Err(BenchProblem::wrong(format!(
             "{} locks are kept, and the service says that {} are held, or with other tokens",
             expected.len(),
             found.len()

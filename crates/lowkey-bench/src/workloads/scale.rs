@@ -13,7 +13,7 @@ use super::pairs::crew;
 use super::{Arena, BYTES_PER_MB, Clients, close, leader_memory, rested_leader_memory, together};
 use crate::lowkey::{Conversation, renew_all};
 use crate::pace::Pace;
-use crate::system::Problem;
+use crate::system::BenchProblem;
 
 /// Conversations that take the locks to be held, side by side.
 const FILLERS: usize = 8;
@@ -40,7 +40,7 @@ struct Fill {
 
 type Filler = (Conversation, Vec<u64>);
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let fill = Arc::new(Fill::default());
     let channel = arena.lowkey()?.channel(0).await?;
     let fillers = tokio::select! {
@@ -55,7 +55,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Problem> {
+async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, BenchProblem> {
     let clients = settle(arena, arena.clients(arena.sizes.par_clients).await?).await?;
     let before = rested_leader_memory(arena).await?;
 
@@ -76,7 +76,7 @@ async fn measure(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Pro
 }
 
 /// Pairs before anything is held, until the leader grows no more: what it needs for work as such is not memory for locks.
-async fn settle(arena: &Arena<'_>, clients: Clients) -> Result<Clients, Problem> {
+async fn settle(arena: &Arena<'_>, clients: Clients) -> Result<Clients, BenchProblem> {
     let pace = Pace::new(None);
     let crew = crew(arena, clients, &pace);
     let mut most = 0;
@@ -93,7 +93,7 @@ async fn settle(arena: &Arena<'_>, clients: Clients) -> Result<Clients, Problem>
 }
 
 /// As many locks as are to be held, by many leases, as fast as some conversations can.
-async fn hold_many(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, Problem> {
+async fn hold_many(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, BenchProblem> {
     let mut crew = JoinSet::new();
     for number in 0..FILLERS {
         let channel = arena.lowkey()?.channel(number).await?;
@@ -116,7 +116,7 @@ async fn hold_some(
     fill: Arc<Fill>,
     prefix: String,
     count: usize,
-) -> Result<Filler, Problem> {
+) -> Result<Filler, BenchProblem> {
     let mut conversation = Conversation::open(channel).await?;
     let mut own = Vec::new();
     loop {
@@ -135,7 +135,7 @@ async fn hold_some(
 }
 
 /// Ends the leases, which nobody renews any more.
-async fn release_all(fillers: Vec<Filler>) -> Result<(), Problem> {
+async fn release_all(fillers: Vec<Filler>) -> Result<(), BenchProblem> {
     for (mut conversation, leases) in fillers {
         for lease in leases {
             conversation.revoke_lease(lease).await?;
@@ -145,7 +145,7 @@ async fn release_all(fillers: Vec<Filler>) -> Result<(), Problem> {
 }
 
 /// Renews the leases that there are; gives why that went wrong.
-async fn keep(channel: Channel, fill: &Fill) -> Problem {
+async fn keep(channel: Channel, fill: &Fill) -> BenchProblem {
     loop {
         sleep(RENEWED_EVERY).await;
         let leases = fill.leases.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -156,7 +156,7 @@ async fn keep(channel: Channel, fill: &Fill) -> Problem {
 }
 
 /// The leader says that so many locks are held, and no other.
-pub(super) async fn wait_for_locks(arena: &Arena<'_>, expected: usize) -> Result<(), Problem> {
+pub(super) async fn wait_for_locks(arena: &Arena<'_>, expected: usize) -> Result<(), BenchProblem> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let stats = arena.lowkey()?.status().await?.stats.unwrap_or_default();
@@ -165,7 +165,7 @@ pub(super) async fn wait_for_locks(arena: &Arena<'_>, expected: usize) -> Result
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(Problem::wrong(format!("{expected} locks should be held, and {found} are")));
+            return Err(BenchProblem::wrong(format!("{expected} locks should be held, and {found} are")));
         }
         sleep(LOOK_INTERVAL).await;
     }

@@ -19,7 +19,7 @@ use crate::lowkey::from_sdk;
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 use crate::referee::Referee;
-use crate::system::{LockClient, Problem};
+use crate::system::{BenchProblem, LockClient};
 
 /// Streams on one connection; it has others to carry, and nodes allow 100.
 const STREAMS_A_CLIENT: usize = 50;
@@ -46,7 +46,7 @@ impl Watched {
 /// How many changes of its lock a stream has seen.
 type Seen = watch::Receiver<usize>;
 
-pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
+pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let locks = arena.size.div_ceil(arena.sizes.fan_out.max(1));
     let watched: Vec<Arc<Watched>> = (0..locks)
         .map(|number| {
@@ -68,7 +68,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
         clients = changing => clients?,
         ended = streams.join_next() => return Err(match ended {
             Some(Ok(Err(problem))) => problem,
-            _ => Problem::failed("a watch ended"),
+            _ => BenchProblem::failed("a watch ended"),
         }),
     };
     close(clients).await
@@ -78,7 +78,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), Problem> {
 async fn open(
     arena: &Arena<'_>,
     watched: &[Arc<Watched>],
-) -> Result<(JoinSet<Result<(), Problem>>, Vec<Seen>), Problem> {
+) -> Result<(JoinSet<Result<(), BenchProblem>>, Vec<Seen>), BenchProblem> {
     let lowkey = arena.lowkey()?;
     let (_, watch_from) = lowkey.sdk().locks(&arena.prefix).await.map_err(|error| from_sdk(&error))?;
     let (mut streams, mut seen) = (JoinSet::new(), Vec::with_capacity(arena.size));
@@ -103,14 +103,14 @@ async fn follow(
     lock: Arc<Watched>,
     seen: watch::Sender<usize>,
     recorder: Arc<Recorder>,
-) -> Result<(), Problem> {
+) -> Result<(), BenchProblem> {
     let mut last_token = 0;
     for number in 0.. {
         let event = stream.try_next().await.map_err(|error| from_sdk(&error))?;
-        let event = event.ok_or_else(|| Problem::failed("a watch ended"))?;
+        let event = event.ok_or_else(|| BenchProblem::failed("a watch ended"))?;
         let sent = lock.sent().get(number).copied();
         let Some(sent) = sent.filter(|_| is_expected(&event, number, last_token)) else {
-            return Err(Problem::wrong(format!(
+            return Err(BenchProblem::wrong(format!(
                 "event {} of {} is {:?} with token {} at revision {}, after token {last_token}: one is missing, \
                  repeated or made up",
                 number + 1,
@@ -135,7 +135,7 @@ fn is_expected(event: &WatchEvent, number: usize, last_token: u64) -> bool {
     }
 }
 
-async fn pair(client: &mut Box<dyn LockClient>, lock: &Watched) -> Result<(), Problem> {
+async fn pair(client: &mut Box<dyn LockClient>, lock: &Watched) -> Result<(), BenchProblem> {
     lock.change();
     let token = client.acquire(lock.referee.lock(), Duration::ZERO).await?;
     lock.referee.granted(token)?;
@@ -150,7 +150,7 @@ async fn change(
     watched: &[Arc<Watched>],
     clients: Vec<Box<dyn LockClient>>,
     seen: &[Seen],
-) -> Result<Vec<Box<dyn LockClient>>, Problem> {
+) -> Result<Vec<Box<dyn LockClient>>, BenchProblem> {
     // A pair is two changes.
     let pace = Pace::new(Some(arena.sizes.changes / 2.0));
     let count = clients.len();
@@ -183,7 +183,11 @@ async fn change(
 }
 
 /// Every stream has seen every change of its lock so far.
-async fn wait_until_seen(arena: &Arena<'_>, watched: &[Arc<Watched>], seen: &[Seen]) -> Result<(), Problem> {
+async fn wait_until_seen(
+    arena: &Arena<'_>,
+    watched: &[Arc<Watched>],
+    seen: &[Seen],
+) -> Result<(), BenchProblem> {
     for (number, seen) in seen.iter().enumerate() {
         let lock = &watched[number % watched.len()];
         let expected = lock.sent().len();
@@ -191,7 +195,7 @@ async fn wait_until_seen(arena: &Arena<'_>, watched: &[Arc<Watched>], seen: &[Se
         let has_all = matches!(timeout(PATIENCE, seen.wait_for(|seen| *seen >= expected)).await, Ok(Ok(_)));
         if !has_all {
             let found = *seen.borrow();
-            return Err(Problem::wrong(format!(
+            return Err(BenchProblem::wrong(format!(
                 "stream {} of {} has seen {found} changes of {} in {PATIENCE:?}, and there were {expected}",
                 number + 1,
                 arena.size,

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-#[cfg(feature = "peers")]
-use lowkey_bench::Peer;
+#[cfg(feature = "rivals")]
+use lowkey_bench::RivalService;
 use lowkey_bench::{
-    Contender, Figure, Place, Plan, Problem, Progress, Ratio, Report, Sizes, Skipped, Starter, Summary,
-    Through, Workload, plot, ratios,
+    BenchPlan, BenchProblem, BenchProgress, BenchReport, Contender, Figure, LowkeyAt, OperationSummary,
+    Ratio, Sizes, Skipped, Starter, Through, Workload, plot, ratios,
 };
 use tokio::time::interval;
 
 use super::interrupts::Interrupts;
 use super::{parse_endpoint, printed, run};
-use crate::exit::{self, Failure};
-use crate::output::{Feed, Table, print_json, say};
+use crate::exit::{self, CommandFailure};
+use crate::output::{Feed, TextTable, print_json, say};
 
 /// Turns are not longer than the longest lease.
 const SECONDS_MAX: u64 = 300;
@@ -54,73 +54,73 @@ pub(crate) struct BenchArgs {
     workloads: Vec<Workload>,
 
     /// Measure this cluster (gRPC URLs of some of its nodes) instead of one that is started for it
-    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_endpoint, conflicts_with_all = ["nodes", "dir"])]
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_endpoint, conflicts_with_all = ["nodes", "dir"], help_heading = "What to measure")]
     server: Vec<String>,
 
     /// How many nodes to start, 1 or 3; 1,3 for one after the other
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "3", value_parser = parse_nodes)]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "3", value_parser = parse_nodes, help_heading = "What to measure")]
     nodes: Vec<usize>,
 
     /// Measure these beside it, in turns, and print the ratios: etcd, zookeeper, redis, postgres
-    #[cfg(feature = "peers")]
-    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = parse_peer, conflicts_with = "server")]
-    against: Vec<Peer>,
+    #[cfg(feature = "rivals")]
+    #[arg(long, value_name = "SYSTEM,…", value_delimiter = ',', value_parser = parse_rival, conflicts_with = "server", help_heading = "What to measure")]
+    against: Vec<RivalService>,
 
     /// The way that requests take: unary gRPC calls, or the SDK's session stream; unary,session for both
-    #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through)]
+    #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through, help_heading = "What to measure")]
     through: Vec<Through>,
 
     /// How many seconds to measure each system in each workload [default: 10]
-    #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true, help_heading = "How long, and how much")]
     seconds: Option<u64>,
 
     /// Begin so many pairs a second, each an acquire and a release, whatever becomes of them, and count from when each was
     /// due (seq, par, hot, scale)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=RATE_MAX))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=RATE_MAX), help_heading = "How long, and how much")]
     rate: Option<u32>,
 
     /// Clients of par and scale, and those that make what other workloads need [default: 64]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     clients: Option<usize>,
 
     /// Connections that all clients share [default: one for each client; one for all sessions]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     connections: Option<usize>,
 
     /// Leases of holders, renew and expire [default: 50000]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     leases: Option<usize>,
 
     /// Streams of watch [default: 5000]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     streams: Option<usize>,
 
     /// How many of these streams watch the same lock [default: 50]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     fan_out: Option<usize>,
 
     /// Locks that are held in scale, once for each number [default: 1000,10000,100000,1000000]
-    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = parse_count)]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = parse_count, help_heading = "How long, and how much")]
     held: Vec<usize>,
 
     /// Locks that are taken and given back in churn [default: 1000000]
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     names: Option<usize>,
 
     /// Do a little of everything, to see that it works; the figures mean nothing
-    #[arg(long)]
+    #[arg(long, help_heading = "How long, and how much")]
     smoke: bool,
 
     /// Where the nodes keep their data while it lasts: on the disk that is to be measured [default: TMPDIR]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Data and output")]
     dir: Option<PathBuf>,
 
     /// Draw latency by percentile, one line a system
-    #[arg(long, value_name = "FILE.svg", value_parser = parse_plot)]
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_plot, help_heading = "Data and output")]
     plot: Option<PathBuf>,
 
     /// Print JSON: one object a line for each system in each workload; errors, too
-    #[arg(long)]
+    #[arg(long, help_heading = "Data and output")]
     json: bool,
 }
 
@@ -166,9 +166,10 @@ fn parse_through(text: &str) -> Result<Through, String> {
         .ok_or_else(|| "must be unary or session".to_owned())
 }
 
-#[cfg(feature = "peers")]
-fn parse_peer(text: &str) -> Result<Peer, String> {
-    Peer::parse(text).ok_or_else(|| format!("must be one of {}", Peer::ALL.map(Peer::name).join(", ")))
+#[cfg(feature = "rivals")]
+fn parse_rival(text: &str) -> Result<RivalService, String> {
+    RivalService::parse(text)
+        .ok_or_else(|| format!("must be one of {}", RivalService::ALL.map(RivalService::name).join(", ")))
 }
 
 fn parse_count(text: &str) -> Result<usize, String> {
@@ -180,7 +181,7 @@ pub(crate) fn bench(args: &BenchArgs) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
+        .map_err(|error| CommandFailure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
         .and_then(|runtime| runtime.block_on(measure(args)));
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -188,10 +189,10 @@ pub(crate) fn bench(args: &BenchArgs) -> ExitCode {
     }
 }
 
-async fn measure(args: &BenchArgs) -> Result<u8, Failure> {
+async fn measure(args: &BenchArgs) -> Result<u8, CommandFailure> {
     // Before there is anything to leave behind.
     let mut interrupts = Interrupts::listen()?;
-    let (plan, progress) = (args.plan()?, Arc::new(Progress::default()));
+    let (plan, progress) = (args.plan()?, Arc::new(BenchProgress::default()));
     let mut output = Output::start(args)?;
     let bar = Bar::new(&progress);
     let outcome = tokio::select! {
@@ -210,33 +211,33 @@ async fn measure(args: &BenchArgs) -> Result<u8, Failure> {
     output.end(args)
 }
 
-fn failure(problem: &Problem) -> Failure {
+fn failure(problem: &BenchProblem) -> CommandFailure {
     match problem {
-        Problem::Wrong(_) => {
-            Failure::new(exit::NO, format!("{problem}; please report this, with the command line"))
+        BenchProblem::Wrong(_) => {
+            CommandFailure::new(exit::NO, format!("{problem}; please report this, with the command line"))
         }
-        Problem::Failed(_) => Failure::new(exit::NO_SERVICE, problem.to_string()),
+        BenchProblem::Failed(_) => CommandFailure::new(exit::NO_SERVICE, problem.to_string()),
     }
 }
 
 impl BenchArgs {
-    fn plan(&self) -> Result<Plan, Failure> {
+    fn plan(&self) -> Result<BenchPlan, CommandFailure> {
         let workloads =
             if self.workloads.is_empty() { Workload::by_default() } else { self.workloads.clone() };
         self.check_options(&workloads)?;
         let place = if self.server.is_empty() {
-            Place::Own(std::env::current_exe().map_err(|error| {
-                Failure::new(
+            LowkeyAt::Own(std::env::current_exe().map_err(|error| {
+                CommandFailure::new(
                     exit::NO_SERVICE,
                     format!("cannot find the program to start nodes with: {error}"),
                 )
             })?)
         } else {
-            Place::Running(self.server.clone())
+            LowkeyAt::Running(self.server.clone())
         };
         // What is running has as many nodes as it has.
         let nodes = if self.server.is_empty() { self.nodes.clone() } else { vec![self.server.len()] };
-        Ok(Plan {
+        Ok(BenchPlan {
             workloads,
             sizes: self.sizes(),
             nodes,
@@ -249,7 +250,7 @@ impl BenchArgs {
     }
 
     /// An option that none of the workloads heeds is a mistake: whoever gave it expects another run than this.
-    fn check_options(&self, workloads: &[Workload]) -> Result<(), Failure> {
+    fn check_options(&self, workloads: &[Workload]) -> Result<(), CommandFailure> {
         use Workload::{Churn, Expire, Holders, Hot, Par, Renew, Scale, Seq, Watch};
         let options: [(&str, bool, &[Workload]); 7] = [
             ("--rate", self.rate.is_some(), &[Seq, Par, Hot, Scale]),
@@ -264,7 +265,7 @@ impl BenchArgs {
             if is_given && !users.iter().any(|user| workloads.contains(user)) {
                 let users: Vec<&str> = users.iter().map(|user| user.name()).collect();
                 let users = users.join(", ");
-                return Err(Failure::new(
+                return Err(CommandFailure::new(
                     exit::USAGE,
                     format!("{option} makes no difference here: it is for {users}"),
                 ));
@@ -274,14 +275,14 @@ impl BenchArgs {
     }
 
     /// Those to be measured beside lowkey that are installed.
-    #[cfg(feature = "peers")]
+    #[cfg(feature = "rivals")]
     fn others(&self) -> Vec<Arc<dyn Contender>> {
         let mut others = Vec::new();
-        for peer in &self.against {
-            match peer.contenders() {
+        for rival in &self.against {
+            match rival.contenders() {
                 Some(contenders) => others.extend(contenders),
                 None => {
-                    let (name, package) = (peer.name(), peer.package());
+                    let (name, package) = (rival.name(), rival.package());
                     say(&format!(
                         "lowkey: {name} sits out: it is not installed; Debian's package is {package}"
                     ));
@@ -291,7 +292,7 @@ impl BenchArgs {
         others
     }
 
-    #[cfg(not(feature = "peers"))]
+    #[cfg(not(feature = "rivals"))]
     fn others(&self) -> Vec<Arc<dyn Contender>> {
         Vec::new()
     }
@@ -329,24 +330,23 @@ fn starter(folder: PathBuf) -> Starter {
 /// What is printed while it goes on, and at the end.
 struct Output {
     feed: Option<Feed>,
-    reports: Vec<Report>,
+    reports: Vec<BenchReport>,
     skipped: Vec<Skipped>,
     outcome: io::Result<()>,
 }
 
 impl Output {
-    fn start(args: &BenchArgs) -> Result<Self, Failure> {
+    fn start(args: &BenchArgs) -> Result<Self, CommandFailure> {
         let feed = match args.json {
             true => None,
-            false => Some(
-                Feed::start(COLUMNS, true)
-                    .map_err(|error| Failure::new(exit::NO, format!("cannot write the output: {error}")))?,
-            ),
+            false => Some(Feed::start(COLUMNS, true).map_err(|error| {
+                CommandFailure::new(exit::NO, format!("cannot write the output: {error}"))
+            })?),
         };
         Ok(Self { feed, reports: Vec::new(), skipped: Vec::new(), outcome: Ok(()) })
     }
 
-    fn take(&mut self, bar: &Bar<'_>, reports: Vec<Report>, skipped: Vec<Skipped>) {
+    fn take(&mut self, bar: &Bar<'_>, reports: Vec<BenchReport>, skipped: Vec<Skipped>) {
         bar.clear();
         for skipped in skipped {
             // What holds for several sizes is said once.
@@ -367,23 +367,23 @@ impl Output {
         self.reports.extend(reports);
     }
 
-    fn end(mut self, args: &BenchArgs) -> Result<u8, Failure> {
+    fn end(mut self, args: &BenchArgs) -> Result<u8, CommandFailure> {
         if self.reports.is_empty() {
-            return Err(Failure::new(exit::NO_SERVICE, "nothing was measured"));
+            return Err(CommandFailure::new(exit::NO_SERVICE, "nothing was measured"));
         }
         if self.outcome.is_ok() {
             self.outcome = print_ratios(&ratios(&self.reports), args.json);
         }
         if let Some(path) = &args.plot {
             std::fs::write(path, plot(&self.reports)).map_err(|error| {
-                Failure::new(exit::NO, format!("cannot write {}: {error}", path.display()))
+                CommandFailure::new(exit::NO, format!("cannot write {}: {error}", path.display()))
             })?;
         }
         printed(self.outcome)
     }
 }
 
-fn print_report(feed: &Feed, report: &Report) -> io::Result<()> {
+fn print_report(feed: &Feed, report: &BenchReport) -> io::Result<()> {
     let begin = |what: &str| {
         [
             report.system.clone(),
@@ -393,7 +393,7 @@ fn print_report(feed: &Feed, report: &Report) -> io::Result<()> {
             what.to_owned(),
         ]
     };
-    for Summary { operation, count, per_second, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } in
+    for OperationSummary { operation, count, per_second, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } in
         &report.operations
     {
         let rest = [
@@ -422,7 +422,7 @@ fn print_ratios(ratios: &[Ratio], as_json: bool) -> io::Result<()> {
     if ratios.is_empty() {
         return Ok(());
     }
-    let mut table = Table::new(RATIO_COLUMNS);
+    let mut table = TextTable::new(RATIO_COLUMNS);
     for ratio in ratios {
         let figure = |value: f64| format!("{} {}", rounded(value), ratio.unit);
         table.row([
@@ -458,12 +458,12 @@ fn rounded(value: f64) -> String {
 
 /// How far it has come, in one line of a terminal that is drawn over and over.
 struct Bar<'a> {
-    progress: &'a Progress,
+    progress: &'a BenchProgress,
     is_terminal: bool,
 }
 
 impl<'a> Bar<'a> {
-    fn new(progress: &'a Progress) -> Self {
+    fn new(progress: &'a BenchProgress) -> Self {
         Self { progress, is_terminal: io::stderr().is_terminal() }
     }
 
@@ -497,10 +497,10 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg(feature = "peers")]
+    #[cfg(feature = "rivals")]
     fn whom_to_measure_against_is_told_by_name() {
-        assert_eq!(parse_peer("etcd"), Ok(Peer::Etcd));
-        assert_eq!(parse_peer("consul").unwrap_err(), "must be one of etcd, zookeeper, redis, postgres");
+        assert_eq!(parse_rival("etcd"), Ok(RivalService::Etcd));
+        assert_eq!(parse_rival("consul").unwrap_err(), "must be one of etcd, zookeeper, redis, postgres");
     }
 
     #[test]

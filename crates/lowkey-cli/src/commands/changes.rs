@@ -15,8 +15,8 @@ use tokio::time::sleep;
 use super::interrupts::Interrupts;
 use super::locks::how;
 use super::{SILENCE, ServiceArgs, printed};
-use crate::exit::Failure;
-use crate::output::{Feed, Table, print_json, utc};
+use crate::exit::CommandFailure;
+use crate::output::{Feed, TextTable, print_json, utc};
 
 /// How often it is looked whether a node is reached.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -27,7 +27,7 @@ pub(crate) struct LeaderArgs {
     name: String,
 
     /// Go on: one line now, and one at every change
-    #[arg(long)]
+    #[arg(long, help_heading = "What to tell")]
     watch: bool,
 
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub(crate) struct WatchArgs {
     prefix: String,
 
     /// The first revision to tell of, such as `watchFrom` of `lowkey ls --json` [default: from now on]
-    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..), help_heading = "What to tell")]
     from: Option<u64>,
 
     #[command(flatten)]
@@ -61,7 +61,7 @@ pub(crate) fn leader(args: &LeaderArgs) -> ExitCode {
         if service.json {
             return printed(print_json(&leader));
         }
-        let mut table = Table::new(&["LEADER", "VALUE", "LEASE", "TOKEN", "SINCE"]);
+        let mut table = TextTable::new(&["LEADER", "VALUE", "LEASE", "TOKEN", "SINCE"]);
         if let Some(leader) = leader {
             table.row(leader_cells(leader));
         }
@@ -83,7 +83,7 @@ async fn follow_leader(
     service: &ServiceArgs,
     client: &Client,
     observations: impl Stream<Item = Result<Observation, Error>>,
-) -> Result<u8, Failure> {
+) -> Result<u8, CommandFailure> {
     let columns = &[("LEADER", 32), ("VALUE", 32), ("LEASE", 6), ("TOKEN", 6), ("SINCE", 20)];
     follow(service, client, columns, observations, |observation, feed| match (feed, &observation.leader) {
         (None, leader) => print_json(leader),
@@ -159,7 +159,7 @@ async fn follow<T>(
     columns: &'static [(&'static str, usize)],
     stream: impl Stream<Item = Result<T, Error>>,
     tell: impl Fn(T, Option<&Feed>) -> io::Result<()>,
-) -> Result<u8, Failure> {
+) -> Result<u8, CommandFailure> {
     let feed = match service.json {
         true => None,
         false => match Feed::start(columns, service.wide) {

@@ -13,8 +13,8 @@ use serde_json::json;
 use super::interrupts::Interrupts;
 use super::{OwnerArgs, Patience, ServiceArgs, WaitArgs, parse_number, printed};
 use crate::duration::parse_ttl;
-use crate::exit::{self, Failure};
-use crate::output::{Table, print_json};
+use crate::exit::{self, CommandFailure};
+use crate::output::{TextTable, print_json};
 
 /// How long the place in line may take to be given up when somebody loses patience.
 const FAREWELL: Duration = Duration::from_millis(300);
@@ -25,22 +25,28 @@ pub(crate) struct AcquireArgs {
     name: String,
 
     /// How long it is held if nobody renews it
-    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl, help_heading = "The lease")]
     ttl: Duration,
 
     #[command(flatten)]
     wait: WaitArgs,
 
     /// Hold it together with others that do the same
-    #[arg(long)]
+    #[arg(long, help_heading = "The lock")]
     shared: bool,
 
     /// Hold the name and everything below it
-    #[arg(long)]
+    #[arg(long, help_heading = "The lock")]
     subtree: bool,
 
     /// A text to show with it
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "The lock"
+    )]
     value: String,
 
     #[command(flatten)]
@@ -56,11 +62,11 @@ pub(crate) struct ReleaseArgs {
     name: String,
 
     /// The lease that holds it
-    #[arg(long, value_name = "LEASE", value_parser = parse_number)]
+    #[arg(long, value_name = "LEASE", value_parser = parse_number, allow_negative_numbers = true, help_heading = "The grant")]
     lease: u64,
 
     /// The fencing token of the grant: no other is given back
-    #[arg(long, value_name = "TOKEN", value_parser = parse_number)]
+    #[arg(long, value_name = "TOKEN", value_parser = parse_number, allow_negative_numbers = true, help_heading = "The grant")]
     token: u64,
 
     #[command(flatten)]
@@ -73,7 +79,7 @@ pub(crate) struct ReleaseArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RenewArgs {
     /// The lease whose time is to start anew
-    #[arg(long, value_name = "LEASE", value_parser = parse_number)]
+    #[arg(long, value_name = "LEASE", value_parser = parse_number, allow_negative_numbers = true, help_heading = "The grant")]
     lease: u64,
 
     #[command(flatten)]
@@ -102,7 +108,9 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
         };
         let mut interrupts = Interrupts::listen()?;
         let grant = tokio::select! {
-            outcome = service.wait_for(&client, &args.name, patience.deadline(), asking) => outcome?,
+            outcome = service.wait_for(&client, &args.name, patience.deadline(), asking) => {
+                outcome.map_err(|failure| with_doubt(failure, args))?
+            }
             code = interrupts.next() => {
                 // The SDK gives up the place in line; this is for the message to leave.
                 tokio::time::sleep(FAREWELL).await;
@@ -116,13 +124,25 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
                 Ok(()) => "the lock was given back".to_owned(),
                 Err(_) => format!("the lock could not be given back, and goes free within {:?}", grant.ttl),
             };
-            return Err(Failure::new(
+            return Err(CommandFailure::new(
                 exit::NO,
                 format!("cannot write the lock's numbers: {error}; {outcome}"),
             ));
         }
         Ok(0)
     })
+}
+
+/// Says what is to be expected of an acquire that may have been carried out.
+fn with_doubt(mut failure: CommandFailure, args: &AcquireArgs) -> CommandFailure {
+    if failure.in_doubt {
+        let AcquireArgs { name, ttl, .. } = args;
+        failure.line += &format!(
+            "; {name} may have been taken all the same: if `lowkey get {name}` shows it, give it back by its numbers, or it \
+             goes free after its TTL, {ttl:?}"
+        );
+    }
+    failure
 }
 
 fn tell(grant: &Detached, service: &ServiceArgs) -> io::Result<()> {
@@ -137,7 +157,7 @@ fn tell(grant: &Detached, service: &ServiceArgs) -> io::Result<()> {
             "waitedMs": grant.waited.as_millis().to_string(),
         }));
     }
-    let mut table = Table::new(&["LOCK", "LEASE", "TOKEN", "TTL"]);
+    let mut table = TextTable::new(&["LOCK", "LEASE", "TOKEN", "TTL"]);
     table.row([grant.name.clone(), lease, token, format!("{}s", grant.ttl.as_secs())]);
     table.print(service.wide)
 }
@@ -153,8 +173,8 @@ pub(crate) fn release(args: &ReleaseArgs) -> ExitCode {
         released.map_err(|error| service.failure_with(&error, &args.name))?;
         if let Some(holder) = holder.filter(|holder| holder.owner_id != client.owner()) {
             service.remark(&format!(
-                "{} was held by {}, which may work on until its next renewal, beside the next holder; `lowkey revoke {}` ends \
-                 all that a holder has, and says what",
+                "{} was held by {}, which may work on until it hears of it, beside the next holder; `lowkey revoke {}` ends all \
+                 that a holder has, and says what",
                 args.name, holder.owner_id, args.name
             ));
         }
@@ -173,7 +193,7 @@ pub(crate) fn renew(args: &RenewArgs) -> ExitCode {
                 "ttlSeconds": ttl.as_secs().to_string(),
             })));
         }
-        let mut table = Table::new(&["LEASE", "TTL"]);
+        let mut table = TextTable::new(&["LEASE", "TTL"]);
         table.row([args.lease.to_string(), format!("{}s", ttl.as_secs())]);
         printed(table.print(service.wide))
     })

@@ -19,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::interrupts::Interrupts;
 use super::printed;
-use crate::exit::{self, Failure};
+use crate::exit::{self, CommandFailure};
 use crate::output::{print_json, say};
 
 const NODES: u16 = 3;
@@ -37,18 +37,18 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 pub(crate) struct DevArgs {
     /// What to log: `warn`, `info`, or a filter such as `lowkey_server=debug`
-    #[arg(long, value_name = "FILTER", default_value = "error", env = "LOWKEY_LOG")]
+    #[arg(long, value_name = "FILTER", default_value = "error", env = "LOWKEY_LOG", help_heading = "Output")]
     log: String,
 
     /// Print one JSON object instead of what to try
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
 pub(crate) fn dev(args: &DevArgs) -> ExitCode {
     let filter = match EnvFilter::try_new(&args.log) {
         Ok(filter) => filter,
-        Err(error) => return Failure::new(exit::USAGE, format!("--log: {error}")).report(args.json),
+        Err(error) => return CommandFailure::new(exit::USAGE, format!("--log: {error}")).report(args.json),
     };
     // A line that cannot be written is lost: to say so with `eprintln!`, as is done otherwise, would panic.
     let logs = tracing_subscriber::fmt().log_internal_errors(false);
@@ -56,7 +56,7 @@ pub(crate) fn dev(args: &DevArgs) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
+        .map_err(|error| CommandFailure::new(exit::NO_SERVICE, format!("cannot start the runtime: {error}")))
         .and_then(|runtime| {
             let mut folder = None;
             let outcome = runtime.block_on(serve(args, &mut folder));
@@ -71,11 +71,14 @@ pub(crate) fn dev(args: &DevArgs) -> ExitCode {
 }
 
 /// The folder is left where the caller finds it.
-async fn serve(args: &DevArgs, folder: &mut Option<TempDir>) -> Result<u8, Failure> {
+async fn serve(args: &DevArgs, folder: &mut Option<TempDir>) -> Result<u8, CommandFailure> {
     // Before there is anything to leave behind.
     let mut interrupts = Interrupts::listen()?;
     let made = tempfile::Builder::new().prefix("lowkey-dev-").tempdir().map_err(|error| {
-        Failure::new(exit::NO_SERVICE, format!("cannot make a temporary folder: {error}; is TMPDIR right?"))
+        CommandFailure::new(
+            exit::NO_SERVICE,
+            format!("cannot make a temporary folder: {error}; is TMPDIR right?"),
+        )
     })?;
     let folder = folder.insert(made);
     let mut nodes = Vec::new();
@@ -88,7 +91,7 @@ async fn serve(args: &DevArgs, folder: &mut Option<TempDir>) -> Result<u8, Failu
 }
 
 /// Removes the folder, in the face of a thread that may still write its last.
-fn remove(folder: TempDir) -> Result<(), Failure> {
+fn remove(folder: TempDir) -> Result<(), CommandFailure> {
     let path = folder.keep();
     for _ in 0..REMOVE_ATTEMPTS {
         if std::fs::remove_dir_all(&path).is_ok() || !path.exists() {
@@ -96,7 +99,7 @@ fn remove(folder: TempDir) -> Result<(), Failure> {
         }
         std::thread::sleep(REMOVE_PAUSE);
     }
-    Err(Failure::new(exit::NO, format!("{} could not be removed; please do so", path.display())))
+    Err(CommandFailure::new(exit::NO, format!("{} could not be removed; please do so", path.display())))
 }
 
 /// Resolves only when something goes wrong: at the start, or later, with the reason.
@@ -104,7 +107,7 @@ async fn start_and_tell(
     args: &DevArgs,
     folder: &Path,
     nodes: &mut Vec<RunningNode>,
-) -> Result<Failure, Failure> {
+) -> Result<CommandFailure, CommandFailure> {
     start(folder, nodes).await.map_err(failed)?;
     let endpoints: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().grpc)).collect();
     wait_whole(&endpoints).await?;
@@ -121,7 +124,7 @@ async fn start_and_tell(
             }
         }
     }
-    Ok(Failure::new(exit::NO_SERVICE, "every node of the development cluster was removed"))
+    Ok(CommandFailure::new(exit::NO_SERVICE, "every node of the development cluster was removed"))
 }
 
 /// A node is gone because somebody wished it; the others go on.
@@ -133,8 +136,8 @@ fn tell_removed(as_json: bool, node: &str) {
     say(&format!("lowkey: {line}"));
 }
 
-fn failed(error: StartError) -> Failure {
-    Failure::new(exit::NO_SERVICE, format!("a node of the development cluster ended: {error}"))
+fn failed(error: StartError) -> CommandFailure {
+    CommandFailure::new(exit::NO_SERVICE, format!("a node of the development cluster ended: {error}"))
 }
 
 async fn start(folder: &Path, nodes: &mut Vec<RunningNode>) -> Result<(), StartError> {
@@ -198,9 +201,9 @@ fn default_ports_are_free() -> bool {
 }
 
 /// Waits until all nodes vote.
-async fn wait_whole(endpoints: &[String]) -> Result<(), Failure> {
+async fn wait_whole(endpoints: &[String]) -> Result<(), CommandFailure> {
     let deadline = Instant::now() + START_WAIT;
-    let unanswered = |error: lowkey_client::Error| Failure::of(&error, endpoints, "NAME");
+    let unanswered = |error: lowkey_client::Error| CommandFailure::of(&error, endpoints, "NAME");
     let client = Client::connect(endpoints.to_vec()).await.map_err(unanswered)?;
     loop {
         let status = client.status().await.map_err(unanswered)?;
@@ -208,7 +211,7 @@ async fn wait_whole(endpoints: &[String]) -> Result<(), Failure> {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(Failure::new(
+            return Err(CommandFailure::new(
                 exit::NO_SERVICE,
                 "the three nodes did not come together in time; is the machine very busy?",
             ));
@@ -217,7 +220,12 @@ async fn wait_whole(endpoints: &[String]) -> Result<(), Failure> {
     }
 }
 
-fn tell(as_json: bool, folder: &Path, nodes: &[RunningNode], endpoints: &[String]) -> Result<u8, Failure> {
+fn tell(
+    as_json: bool,
+    folder: &Path,
+    nodes: &[RunningNode],
+    endpoints: &[String],
+) -> Result<u8, CommandFailure> {
     let http: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().http)).collect();
     if as_json {
         let folder = folder.to_string_lossy();

@@ -2,7 +2,7 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::exit::{self, Failure};
+use crate::exit::{self, CommandFailure};
 
 /// Signals that were ignored when this process began, as under `nohup`, and are to stay so.
 pub(crate) struct Ignored {
@@ -31,12 +31,12 @@ pub(crate) struct Interrupts {
 
 impl Interrupts {
     /// Begins to listen.
-    pub(crate) fn listen() -> Result<Self, Failure> {
+    pub(crate) fn listen() -> Result<Self, CommandFailure> {
         let ignored = Ignored::now();
         let listen = |kind: SignalKind| match ignored.contains(kind.as_raw_value()) {
             true => Ok(None),
             false => signal(kind).map(Some).map_err(|error| {
-                Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"))
+                CommandFailure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"))
             }),
         };
         Ok(Self {

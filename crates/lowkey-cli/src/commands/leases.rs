@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::locks::how;
 use super::{OwnerArgs, ServiceArgs, parse_number, printed};
-use crate::exit::{self, Failure};
-use crate::output::{Table, one_line, print_json, time_left, utc};
+use crate::exit::{self, CommandFailure};
+use crate::output::{TextTable, one_line, print_json, time_left, utc};
 
 #[derive(Debug, Args)]
 pub(crate) struct LeaseArgs {
@@ -31,7 +31,7 @@ enum LeaseCommand {
 #[derive(Debug, Args)]
 struct ListArgs {
     /// Only those of this owner
-    #[arg(long, value_name = "OWNER")]
+    #[arg(long, value_name = "OWNER", help_heading = "Which leases")]
     owner: Option<String>,
 
     #[command(flatten)]
@@ -41,7 +41,7 @@ struct ListArgs {
 #[derive(Debug, Args)]
 struct GetArgs {
     /// The lease
-    #[arg(value_parser = parse_number)]
+    #[arg(value_parser = parse_number, allow_negative_numbers = true)]
     lease: u64,
 
     #[command(flatten)]
@@ -55,11 +55,11 @@ pub(crate) struct RevokeArgs {
     name: Option<String>,
 
     /// The lease to end
-    #[arg(long, value_name = "LEASE", value_parser = parse_number)]
+    #[arg(long, value_name = "LEASE", value_parser = parse_number, allow_negative_numbers = true, help_heading = "What to end")]
     lease: Option<u64>,
 
     /// Do not ask; needed where nobody can be asked, because the input is no terminal
-    #[arg(long)]
+    #[arg(long, help_heading = "What to end")]
     yes: bool,
 
     #[command(flatten)]
@@ -87,7 +87,7 @@ fn list(args: &ListArgs) -> ExitCode {
         if service.json {
             return printed(print_json(&json!({ "leases": leases })));
         }
-        let mut table = Table::new(&["LEASE", "OWNER", "TTL", "LEFT", "HOLDS", "WAITS"]);
+        let mut table = TextTable::new(&["LEASE", "OWNER", "TTL", "LEFT", "HOLDS", "WAITS"]);
         for lease in &leases {
             table.row(lease_cells(lease));
         }
@@ -114,7 +114,7 @@ fn get(args: &GetArgs) -> ExitCode {
         if service.json {
             return printed(print_json(&found));
         }
-        let mut table = Table::new(&["WHAT", "NAME", "TOKEN", "HOW", "SINCE", "LEFT"]);
+        let mut table = TextTable::new(&["WHAT", "NAME", "TOKEN", "HOW", "SINCE", "LEFT"]);
         let lease = found.lease.clone().unwrap_or_default();
         let empty = || "-".to_owned();
         let left = time_left(lease.remaining());
@@ -141,7 +141,7 @@ pub(crate) fn revoke(args: &RevokeArgs) -> ExitCode {
             leases.push(service.ask(client.get_lease(lease_id)).await?);
         }
         if !args.yes && !is_wanted(&leases)? {
-            return Err(Failure::new(exit::NO, "nothing was revoked"));
+            return Err(CommandFailure::new(exit::NO, "nothing was revoked"));
         }
         for found in &leases {
             let lease = found.lease.clone().unwrap_or_default();
@@ -152,8 +152,9 @@ pub(crate) fn revoke(args: &RevokeArgs) -> ExitCode {
                 let (what, ttl) = (description(found), lease.ttl_seconds);
                 let heard = Duration::from_secs(ttl.unsigned_abs()) / 3;
                 let line = format!(
-                    "revoked {what}\nIts holder hears of it with its next renewal, within {heard:.1?} if it renews as the SDK \
-                     does, and may work until then: only a check of the fencing token keeps its writes out."
+                    "revoked {what}\nIts holder hears of it at once if it is connected, or with its next renewal (after \
+                     {heard:.1?} at most with the SDK), and may work until then: only a check of the fencing token \
+                     keeps its writes out."
                 );
                 printed(writeln!(io::stdout(), "{line}"))?;
             }
@@ -163,14 +164,20 @@ pub(crate) fn revoke(args: &RevokeArgs) -> ExitCode {
 }
 
 /// The leases that are meant: the one, or those that hold the lock.
-async fn lease_ids(args: &RevokeArgs, client: &Client) -> Result<Vec<u64>, Failure> {
+async fn lease_ids(args: &RevokeArgs, client: &Client) -> Result<Vec<u64>, CommandFailure> {
     let Some(name) = args.name.as_ref().filter(|_| args.lease.is_none()) else {
         return Ok(args.lease.into_iter().collect());
     };
     let lock = args.service.ask(client.get(name)).await?;
     if lock.holders.is_empty() {
-        let line = format!("nobody holds {name}: there is nothing to revoke; look at `lowkey get {name}`");
-        return Err(Failure::new(exit::NO, line));
+        let line = match lock.covered_by.as_str() {
+            "" => format!("nobody holds {name}: there is nothing to revoke; `lowkey ls` shows what is held"),
+            subtree => format!(
+                "nobody holds {name} itself, but {subtree} is held with its subtree, which covers it; `lowkey revoke \
+                 {subtree}` ends that hold"
+            ),
+        };
+        return Err(CommandFailure::new(exit::NO, line));
     }
     let mut leases: Vec<u64> = lock.holders.iter().map(|holder: &LockHolder| holder.lease_id).collect();
     leases.dedup();
@@ -201,17 +208,17 @@ fn description(found: &GetLeaseResponse) -> String {
 }
 
 /// Asks the person at the terminal.
-fn is_wanted(leases: &[GetLeaseResponse]) -> Result<bool, Failure> {
+fn is_wanted(leases: &[GetLeaseResponse]) -> Result<bool, CommandFailure> {
     let all: Vec<String> =
         leases.iter().map(|found| description(found).replace("which held", "which holds")).collect();
     let all = all.join("; ");
     if !io::stdin().is_terminal() {
         let line = format!("{all} would be revoked: say --yes, since nobody can be asked here");
-        return Err(Failure::new(exit::USAGE, line));
+        return Err(CommandFailure::new(exit::USAGE, line));
     }
     let mut answer = String::new();
     let asked = write!(io::stderr(), "This ends {all}.\nRevoke? [y/N] ")
         .and_then(|()| io::stdin().lock().read_line(&mut answer));
-    asked.map_err(|error| Failure::new(exit::NO, format!("cannot ask: {error}; say --yes")))?;
+    asked.map_err(|error| CommandFailure::new(exit::NO, format!("cannot ask: {error}; say --yes")))?;
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }

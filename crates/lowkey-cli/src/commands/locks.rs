@@ -4,12 +4,13 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Args;
+use lowkey_client::Client;
 use lowkey_client::api::{GetLockResponse, LockHolder, Mode, Scope};
 use serde::Serialize;
 
 use super::{ServiceArgs, parse_number, printed};
-use crate::exit;
-use crate::output::{Table, one_line, print_json, time_left, utc};
+use crate::exit::{self, CommandFailure};
+use crate::output::{TextTable, one_line, print_json, time_left, utc};
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
@@ -36,7 +37,7 @@ pub(crate) struct CheckArgs {
     name: String,
 
     /// The fencing token to check
-    #[arg(long, value_name = "TOKEN", value_parser = parse_number)]
+    #[arg(long, value_name = "TOKEN", value_parser = parse_number, allow_negative_numbers = true, help_heading = "The grant")]
     token: u64,
 
     #[command(flatten)]
@@ -60,7 +61,7 @@ pub(crate) fn ls(args: &LsArgs) -> ExitCode {
             return printed(print_json(&Listed { locks, watch_from: watch_from.to_string() }));
         }
         let mut table =
-            Table::new(&["NAME", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "WAITING", "VALUE", "LEFT"]);
+            TextTable::new(&["NAME", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "WAITING", "VALUE", "LEFT"]);
         for lock in &locks {
             let holders: Vec<Option<&LockHolder>> = match lock.holders.as_slice() {
                 // Waited for, and held by nobody: something above or below it is in the way.
@@ -111,9 +112,13 @@ pub(crate) fn get(args: &GetArgs) -> ExitCode {
         if service.json {
             return printed(print_json(&lock));
         }
-        let mut table = Table::new(&["PLACE", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "VALUE", "LEFT"]);
+        let mut table =
+            TextTable::new(&["PLACE", "OWNER", "LEASE", "TOKEN", "HOW", "SINCE", "VALUE", "LEFT"]);
         for holder in &lock.holders {
             table.row(std::iter::once("holder".to_owned()).chain(holder_cells(Some(holder))));
+        }
+        if !lock.covered_by.is_empty() {
+            covered_rows(&mut table, service, &client, &lock.covered_by).await?;
         }
         for waiter in &lock.waiters {
             let empty = || "-".to_owned();
@@ -128,7 +133,7 @@ pub(crate) fn get(args: &GetArgs) -> ExitCode {
                 empty(),
             ]);
         }
-        if lock.holders.is_empty() && lock.waiters.is_empty() {
+        if lock.holders.is_empty() && lock.waiters.is_empty() && lock.covered_by.is_empty() {
             if io::stdout().is_terminal() {
                 return printed(writeln!(io::stdout(), "{} is free", one_line(&args.name)));
             }
@@ -136,6 +141,24 @@ pub(crate) fn get(args: &GetArgs) -> ExitCode {
         }
         printed(table.print(service.wide))
     })
+}
+
+/// Nobody holds the name that was asked for, but somebody holds one above it with its subtree.
+async fn covered_rows(
+    table: &mut TextTable,
+    service: &ServiceArgs,
+    client: &Client,
+    subtree: &str,
+) -> Result<(), CommandFailure> {
+    let above = service.ask(client.get(subtree)).await?;
+    let of_subtree = above.holders.iter().filter(|holder| holder.scope() == Scope::Subtree).map(Some);
+    // It may have been given back in between.
+    let holders: Vec<Option<&LockHolder>> = of_subtree.collect();
+    let holders = if holders.is_empty() { vec![None] } else { holders };
+    for holder in holders {
+        table.row(std::iter::once(format!("covered by {subtree}")).chain(holder_cells(holder)));
+    }
+    Ok(())
 }
 
 pub(crate) fn check(args: &CheckArgs) -> ExitCode {
@@ -146,7 +169,7 @@ pub(crate) fn check(args: &CheckArgs) -> ExitCode {
         if service.json {
             printed(print_json(&checked))?;
         } else {
-            let mut table = Table::new(&["TOKEN", "HOLDER", "HOLDER'S TOKEN"]);
+            let mut table = TextTable::new(&["TOKEN", "HOLDER", "HOLDER'S TOKEN"]);
             let verdict = if checked.current { "current" } else { "not current" };
             let [owner, _, token, ..] = holder_cells(checked.holder.as_ref());
             table.row([verdict.to_owned(), owner, token]);

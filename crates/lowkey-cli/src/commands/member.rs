@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 
 use super::{ServiceArgs, printed};
 use crate::duration::parse_duration;
-use crate::exit::{self, Failure};
-use crate::output::{Table, print_json};
+use crate::exit::{self, CommandFailure};
+use crate::output::{TextTable, print_json};
 
 /// How often the cluster is looked at while something is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,7 +49,7 @@ struct AddArgs {
     node: String,
 
     /// Where the other nodes will reach it: its --raft-addr, or --advertise-raft-addr
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", help_heading = "The node")]
     raft_addr: String,
 
     #[command(flatten)]
@@ -61,8 +61,8 @@ struct WaitingArgs {
     /// The node's name
     node: String,
 
-    /// Wait for so long at most: then status 124
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    /// Wait for this long at most: then status 124
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s", help_heading = "Waiting")]
     wait: Duration,
 
     #[command(flatten)]
@@ -101,7 +101,7 @@ pub(crate) fn member(args: &MemberArgs) -> ExitCode {
     }
 }
 
-async fn list(service: &ServiceArgs) -> Result<u8, Failure> {
+async fn list(service: &ServiceArgs) -> Result<u8, CommandFailure> {
     let client = service.connect().await?;
     let status = client.status().await.map_err(|error| service.failure(&error))?;
     if service.json {
@@ -111,8 +111,8 @@ async fn list(service: &ServiceArgs) -> Result<u8, Failure> {
 }
 
 /// The members of a cluster as a table.
-pub(crate) fn table(status: &GetStatusResponse) -> Table {
-    let mut members = Table::new(&["MEMBER", "ROLE", "GRPC", "HTTP", "RAFT", "BEHIND", "REACHABLE"]);
+pub(crate) fn table(status: &GetStatusResponse) -> TextTable {
+    let mut members = TextTable::new(&["MEMBER", "ROLE", "GRPC", "HTTP", "RAFT", "BEHIND", "REACHABLE"]);
     for member in &status.members {
         // Only the leader knows these.
         let known = |text: String| if status.is_leader { text } else { "-".to_owned() };
@@ -140,19 +140,19 @@ fn role(member: &Member) -> &'static str {
     }
 }
 
-async fn add(args: &AddArgs) -> Result<u8, Failure> {
+async fn add(args: &AddArgs) -> Result<u8, CommandFailure> {
     let AddArgs { node, raft_addr, service } = args;
     let client = service.connect().await?;
     let member = client.add_member(node, raft_addr).await.map_err(|error| service.failure(&error))?;
     if service.json {
         return printed(print_json(&Named { node_id: node, member_id: member.to_string() }));
     }
-    let mut table = Table::new(&["MEMBER", "ROLE", "RAFT"]);
+    let mut table = TextTable::new(&["MEMBER", "ROLE", "RAFT"]);
     table.row([node.clone(), "expected".to_owned(), raft_addr.clone()]);
     printed(table.print(service.wide))
 }
 
-async fn remove(args: &WaitingArgs) -> Result<u8, Failure> {
+async fn remove(args: &WaitingArgs) -> Result<u8, CommandFailure> {
     let WaitingArgs { node, wait, service } = args;
     let client = service.connect().await?;
     let member = client.remove_member(node).await.map_err(|error| service.failure(&error))?;
@@ -168,12 +168,12 @@ async fn remove(args: &WaitingArgs) -> Result<u8, Failure> {
     if service.json {
         return printed(print_json(&Named { node_id: node, member_id: member.to_string() }));
     }
-    let mut table = Table::new(&["MEMBER", "ROLE"]);
+    let mut table = TextTable::new(&["MEMBER", "ROLE"]);
     table.row([node.clone(), "removed".to_owned()]);
     printed(table.print(service.wide))
 }
 
-async fn promote(args: &WaitingArgs) -> Result<u8, Failure> {
+async fn promote(args: &WaitingArgs) -> Result<u8, CommandFailure> {
     let WaitingArgs { node, wait, service } = args;
     let client = service.connect().await?;
     let votes = |status: &GetStatusResponse| {
@@ -188,7 +188,7 @@ async fn promote(args: &WaitingArgs) -> Result<u8, Failure> {
     if service.json {
         return printed(print_json(&member));
     }
-    let mut table = Table::new(&["MEMBER", "ROLE"]);
+    let mut table = TextTable::new(&["MEMBER", "ROLE"]);
     table.row([node.clone(), role(&member).to_owned()]);
     printed(table.print(service.wide))
 }
@@ -215,26 +215,28 @@ async fn look_until<T>(
     service: &ServiceArgs,
     wait: Duration,
     look: impl Fn(&GetStatusResponse) -> Result<T, String>,
-) -> Result<T, Failure> {
+) -> Result<T, CommandFailure> {
     let deadline = Instant::now() + wait;
     loop {
         let status = client.status().await.map_err(|error| service.failure(&error))?;
         match look(&status) {
             Ok(found) => return Ok(found),
-            Err(problem) if Instant::now() >= deadline => return Err(Failure::new(exit::TIMED_OUT, problem)),
+            Err(problem) if Instant::now() >= deadline => {
+                return Err(CommandFailure::new(exit::TIMED_OUT, problem));
+            }
             Err(_) => sleep(LOOK_INTERVAL).await,
         }
     }
 }
 
-async fn transfer(args: &TransferArgs) -> Result<u8, Failure> {
+async fn transfer(args: &TransferArgs) -> Result<u8, CommandFailure> {
     let TransferArgs { node, service } = args;
     let client = service.connect().await?;
     let now = client.transfer_leader(node).await.map_err(|error| service.failure(&error))?;
     if service.json {
         return printed(print_json(&now));
     }
-    let mut table = Table::new(&["MEMBER", "ROLE", "GRPC"]);
+    let mut table = TextTable::new(&["MEMBER", "ROLE", "GRPC"]);
     table.row([now.leader_id, "leader".to_owned(), now.leader_address]);
     printed(table.print(service.wide))
 }

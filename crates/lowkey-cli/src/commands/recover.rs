@@ -10,7 +10,7 @@ use clap::Args;
 use lowkey_core::limits::TTL_SECONDS_MAX;
 use lowkey_server::{Inspected, Lost, LostCluster, Recovered, StartError, inspect};
 
-use crate::exit::{self, Failure};
+use crate::exit::{self, CommandFailure};
 use crate::output::say;
 
 const YES: &str = "--yes-the-other-nodes-are-lost-for-good";
@@ -19,15 +19,15 @@ const AT_ONCE: &str = "--grant-at-once-although-old-holders-may-still-believe";
 #[derive(Debug, Args)]
 pub(crate) struct RecoverArgs {
     /// The data directory of the stopped node that is left
-    #[arg(long, value_name = "DIR", env = "LOWKEY_DATA_DIR")]
+    #[arg(long, value_name = "DIR", env = "LOWKEY_DATA_DIR", help_heading = "The node that is left")]
     data_dir: PathBuf,
 
     /// Do it: no other node of this cluster will ever run again with the data that it has
-    #[arg(long)]
+    #[arg(long, help_heading = "What to do")]
     yes_the_other_nodes_are_lost_for_good: bool,
 
     /// Do not wait for the longest TTL: a client of before may still believe that it holds what another is granted
-    #[arg(long)]
+    #[arg(long, help_heading = "What to do")]
     grant_at_once_although_old_holders_may_still_believe: bool,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn recover(args: &RecoverArgs) -> ExitCode {
     }
 }
 
-fn carry_out(args: &RecoverArgs) -> Result<(), Failure> {
+fn carry_out(args: &RecoverArgs) -> Result<(), CommandFailure> {
     let path = &args.data_dir;
     match inspect(path).map_err(failed)? {
         Inspected::Unfinished(unfinished) => {
@@ -47,7 +47,7 @@ fn carry_out(args: &RecoverArgs) -> Result<(), Failure> {
             );
             if !args.yes_the_other_nodes_are_lost_for_good {
                 let line = format!("nothing was changed; {YES} finishes it, and so does starting the node");
-                return Err(Failure::new(exit::NO, line));
+                return Err(CommandFailure::new(exit::NO, line));
             }
             let recovered = unfinished.finish().map_err(failed)?;
             tell(&what_now(path, &recovered, None));
@@ -57,7 +57,7 @@ fn carry_out(args: &RecoverArgs) -> Result<(), Failure> {
     }
 }
 
-fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), Failure> {
+fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), CommandFailure> {
     let at_once = args.grant_at_once_although_old_holders_may_still_believe;
     let about = lost.about().clone();
     let what_follows =
@@ -67,7 +67,7 @@ fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), Failure> {
         let line = format!(
             "nothing was changed; if no other node of this cluster will ever run again with the data that it has, add {YES}"
         );
-        return Err(Failure::new(exit::NO, line));
+        return Err(CommandFailure::new(exit::NO, line));
     }
     let recovered = lost.begin_anew(!at_once).map_err(failed)?;
     tell(&what_now(&args.data_dir, &recovered, Some((&about, at_once))));
@@ -78,7 +78,7 @@ fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), Failure> {
 const ANOTHER: &str =
     "this one cannot be recovered: take the data directory of another survivor, if there is one";
 
-fn failed(error: StartError) -> Failure {
+fn failed(error: StartError) -> CommandFailure {
     let line = match error {
         StartError::InUse { path } => format!(
             "the data directory {} is in use by a lowkey process; a node must be stopped before it can be recovered, and one \
@@ -94,7 +94,7 @@ fn failed(error: StartError) -> Failure {
         }
         other => other.to_string(),
     };
-    Failure::new(exit::NO, line)
+    CommandFailure::new(exit::NO, line)
 }
 
 /// On a terminal somebody may type it.

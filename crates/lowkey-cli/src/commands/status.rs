@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{ServiceArgs, member, printed};
-use crate::output::{Table, print_json};
+use crate::output::{TextTable, print_json};
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -22,7 +22,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             return printed(print_json(&status));
         }
         let (stats, members) = (status.stats.unwrap_or_default(), member::table(&status));
-        let mut table = Table::new(&["WHAT", "VALUE"]);
+        let mut table = TextTable::new(&["WHAT", "VALUE"]);
         let recovering = match status.recovering_seconds {
             0 => None,
             left => Some(("recovering", format!("no lock is granted for {left} s more at most"))),

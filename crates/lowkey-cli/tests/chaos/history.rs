@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use lowkey_api::v1::{AcquireLockResponse, GetLockResponse, LockHolder, WatchEvent};
 use lowkey_api::{ApiError, Position};
 use lowkey_core::{Holder, LeaseId, LockName, LockView, Mode, OwnerId, Scope, Token, Value, Waiter};
-use lowkey_sim::judge::{Claim, Violation};
+use lowkey_sim::judge::{PlainClaim, Violation};
 use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) const MILLISECOND: u64 = 1_000_000;
@@ -25,7 +25,7 @@ pub(crate) fn now() -> u64 {
 pub(crate) enum Asked {
     Lease,
     Acquire {
-        claim: Claim,
+        claim: PlainClaim,
     },
     Release {
         lock: LockName,
@@ -150,11 +150,25 @@ pub(crate) struct Call {
     pub(crate) counted_on_until: Option<u64>,
 }
 
+impl Call {
+    /// A call that ended just now, of a client that counts on no lease.
+    pub(crate) fn ended_now(
+        owner: impl Into<String>,
+        request: impl Into<String>,
+        asked: Asked,
+        invoked: u64,
+        outcome: Outcome,
+    ) -> Self {
+        let (owner, request, ended) = (owner.into(), request.into(), now());
+        Self { owner, request, asked, invoked, ended, outcome, again: false, counted_on_until: None }
+    }
+}
+
 /// A time in which a client could act as holder.
 #[derive(Clone, Debug)]
 pub(crate) struct Belief {
     pub(crate) owner: String,
-    pub(crate) claim: Claim,
+    pub(crate) claim: PlainClaim,
     pub(crate) token: Token,
     pub(crate) from: u64,
     pub(crate) until: u64,
@@ -317,5 +331,6 @@ pub(crate) fn view(told: &GetLockResponse) -> LockView {
         holder_count: told.holder_count as usize,
         waiters: waiters.collect(),
         waiter_count: told.waiter_count as usize,
+        covered_by: None,
     }
 }

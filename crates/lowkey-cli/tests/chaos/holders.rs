@@ -14,7 +14,7 @@ use lowkey_api::v1::{
 };
 use lowkey_api::validity::Validity;
 use lowkey_core::{LeaseId, LockName, Mode, Scope, Token};
-use lowkey_sim::judge::{Claim, Random};
+use lowkey_sim::judge::{PlainClaim, Random};
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
@@ -189,15 +189,12 @@ impl Holder {
             let request = request.clone();
             async move { client.create_lease(request).await }
         };
-        let outcome = match self.links.insist(Duration::from_secs(3), ATTEMPT, call).await {
-            Told::Yes(made) => {
-                let validity = Validity::made(invoked, made.ttl_seconds);
-                self.lease = Some(Lease { id: made.lease_id, ttl_seconds, validity });
-                Outcome::Yes(Answer::Done)
-            }
-            Told::No(error) => Outcome::No(error),
-            Told::Nothing(why) => Outcome::Unknown(why),
-        };
+        let told = self.links.insist(Duration::from_secs(3), ATTEMPT, call).await;
+        let outcome = told.outcome(|made| {
+            let validity = Validity::made(invoked, made.ttl_seconds);
+            self.lease = Some(Lease { id: made.lease_id, ttl_seconds, validity });
+            Answer::Done
+        });
         self.told(&request_id, Asked::Lease, invoked, outcome);
     }
 
@@ -273,9 +270,9 @@ impl Holder {
         wish: &Wish,
         request: &AcquireLockRequest,
         patience: Duration,
-    ) -> Option<(AcquireLockResponse, Claim)> {
+    ) -> Option<(AcquireLockResponse, PlainClaim)> {
         let lease = self.lease.as_ref().map(|lease| LeaseId(lease.id));
-        let mut claim = Claim { lock: wish.lock.clone(), lease, mode: wish.mode, scope: wish.scope };
+        let mut claim = PlainClaim { lock: wish.lock.clone(), lease, mode: wish.mode, scope: wish.scope };
         let invoked = now();
         let attempt = if wish.wait_ms > 0 { WAITING_ATTEMPT } else { ATTEMPT };
         let call = |mut client: LockServiceClient<Channel>| {
@@ -347,11 +344,8 @@ impl Holder {
             let request = request.clone();
             async move { client.release_lock(request).await }
         };
-        let outcome = match self.links.insist(Duration::from_secs(3), ATTEMPT, call).await {
-            Told::Yes(_) => Outcome::Yes(Answer::Done),
-            Told::No(error) => Outcome::No(error),
-            Told::Nothing(why) => Outcome::Unknown(why),
-        };
+        let told = self.links.insist(Duration::from_secs(3), ATTEMPT, call).await;
+        let outcome = told.outcome(|_| Answer::Done);
         let is_over = matches!(outcome, Outcome::Yes(_));
         let acquire = acquire.request_id.clone();
         if let Some(lease) = self.lease.as_ref().filter(|_| is_over) {
@@ -368,7 +362,7 @@ impl Holder {
     }
 
     /// Acts as holder for a while, then ends in one way or another; false if the life is over.
-    async fn hold(&mut self, grant: &AcquireLockResponse, claim: &Claim) -> bool {
+    async fn hold(&mut self, grant: &AcquireLockResponse, claim: &PlainClaim) -> bool {
         // R7: an answer that is old by now is worth nothing before a renewal.
         let token = Token(grant.fencing_token);
         if now() >= self.valid_until() && self.renew(token).await != Renewed::Yes {
@@ -414,7 +408,7 @@ impl Holder {
         }
     }
 
-    async fn work(&mut self, claim: &Claim, token: Token, until: u64, neglects: bool) -> End {
+    async fn work(&mut self, claim: &PlainClaim, token: Token, until: u64, neglects: bool) -> End {
         let ttl_nanos = self.ttl_nanos();
         let mut renew_at = now() + ttl_nanos / 3;
         loop {
@@ -531,11 +525,8 @@ impl Holder {
         let times = if self.random.one_in(5) { 2 } else { 1 };
         for time in 0..times {
             let invoked = now();
-            let outcome = match self.links.insist(Duration::from_secs(4), ATTEMPT, call).await {
-                Told::Yes(_) => Outcome::Yes(Answer::Done),
-                Told::No(error) => Outcome::No(error),
-                Told::Nothing(why) => Outcome::Unknown(why),
-            };
+            let told = self.links.insist(Duration::from_secs(4), ATTEMPT, call).await;
+            let outcome = told.outcome(|_| Answer::Done);
             let is_done = matches!(outcome, Outcome::Yes(_));
             let asked = Asked::Release { lock: lock.clone(), token };
             let counted_on_until = self.lease.as_ref().map(|lease| lease.validity.until_nanos());
@@ -564,25 +555,18 @@ impl Holder {
             let request = request.clone();
             async move { client.revoke_lease(request).await }
         };
-        let outcome = match self.links.insist(Duration::from_secs(4), ATTEMPT, call).await {
-            Told::Yes(_) => Outcome::Yes(Answer::Done),
-            Told::No(error) => Outcome::No(error),
-            Told::Nothing(why) => Outcome::Unknown(why),
-        };
+        let told = self.links.insist(Duration::from_secs(4), ATTEMPT, call).await;
+        let outcome = told.outcome(|_| Answer::Done);
         self.told(&request_id, Asked::Revoke { lease: LeaseId(lease_id) }, invoked, outcome);
     }
 
     /// Sends an acquire that was granted once more, at any node: one effect, the same answer.
-    async fn repeat(&mut self, request: &AcquireLockRequest, claim: &Claim) {
+    async fn repeat(&mut self, request: &AcquireLockRequest, claim: &PlainClaim) {
         self.links.move_anywhere(&mut self.random);
         let invoked = now();
         let mut client = self.links.client();
         let told = self.links.once(ATTEMPT, client.acquire_lock(request.clone())).await;
-        let outcome = match told {
-            Told::Yes(grant) => Outcome::Yes(granted(&grant)),
-            Told::No(error) => Outcome::No(error),
-            Told::Nothing(why) => Outcome::Unknown(why),
-        };
+        let outcome = told.outcome(|grant| granted(&grant));
         // The lease may well be gone by now.
         let asked = Asked::Acquire { claim: claim.clone() };
         self.record(&request.request_id, asked, invoked, outcome, true, None);

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use lowkey_api::v1::{EventType, WatchEvent};
 use lowkey_api::{Position, Reason};
 use lowkey_core::{LeaseId, LockName, LockView, Ticket, Token};
-use lowkey_sim::judge::{Chronicle, Claim, Held, Tokens, Violation, Waiting};
+use lowkey_sim::judge::{Chronicle, HoldSeen, PlainClaim, Tokens, Violation, WaitSeen};
 
 use self::force::Forces;
 use self::known::Known;
@@ -50,7 +50,7 @@ struct Grant {
     lock: LockName,
     owner: String,
     lease: LeaseId,
-    claim: Claim,
+    claim: PlainClaim,
     revision: u64,
     /// When the first watcher saw it.
     seen: u64,
@@ -203,15 +203,15 @@ impl<'a> Judge<'a> {
         let (token, lease) = (Token(event.fencing_token), LeaseId(event.lease_id));
         let (mode, scope) = (mode(event.mode), scope(event.scope));
         let place = |chronicle: &Chronicle| {
-            let is_it = |waiting: &&Waiting| waiting.lease == lease && waiting.lock == lock;
+            let is_it = |waiting: &&WaitSeen| waiting.lease == lease && waiting.lock == lock;
             chronicle.waiters().iter().find(is_it).map(|waiting| waiting.ticket)
         };
         let outcome = match event.r#type() {
             EventType::Acquired => {
-                let claim = Claim { lock: lock.clone(), lease: Some(lease), mode, scope };
+                let claim = PlainClaim { lock: lock.clone(), lease: Some(lease), mode, scope };
                 let (owner_id, shown) = (owner(&event.owner), value(&event.value));
                 let held =
-                    Held { lock: lock.clone(), owner: owner_id, lease, token, mode, scope, value: shown };
+                    HoldSeen { lock: lock.clone(), owner: owner_id, lease, token, mode, scope, value: shown };
                 let outcome = self.tokens.granted(&lock, token).and_then(|()| self.chronicle.granted(held));
                 if let Some(ticket) = place(&self.chronicle) {
                     self.chronicle.left(ticket);
@@ -237,7 +237,7 @@ impl<'a> Judge<'a> {
             },
             EventType::Waiting => {
                 let (ticket, owner) = (Ticket(at.revision), owner(&event.owner));
-                self.chronicle.waits(Waiting { ticket, lock: lock.clone(), owner, lease, mode, scope });
+                self.chronicle.waits(WaitSeen { ticket, lock: lock.clone(), owner, lease, mode, scope });
                 Ok(())
             }
             EventType::Cancelled => {
@@ -381,8 +381,11 @@ impl<'a> Judge<'a> {
         let was_taken = match &call.asked {
             Asked::Acquire { claim } => claim.lease.is_some_and(|id| self.forces.is_revoked(id, call.ended)),
             Asked::Renew { lease } | Asked::Look { lease } => self.forces.is_revoked(*lease, call.ended),
+            // A lease that is gone does not remember what was released before, and answered.
             Asked::Release { token, .. } => {
+                let lease = self.grants.get(token).map(|grant| grant.lease);
                 self.forced(*token).is_some_and(|(force, _)| force.invoked < call.ended)
+                    || lease.is_some_and(|lease| self.forces.is_revoked(lease, call.ended))
             }
             _ => false,
         };
@@ -523,7 +526,7 @@ impl<'a> Judge<'a> {
             }
             let Some((owner, token, shown)) = &observed.leader else { continue };
             let at = self.chronicle.at(election, observed.revision);
-            let is_it = |held: &Held| (&held.owner, held.token, &held.value) == (owner, *token, shown);
+            let is_it = |held: &HoldSeen| (&held.owner, held.token, &held.value) == (owner, *token, shown);
             // A leader may be followed within the very revision in which it was told of.
             let was = self.grants.get(token).is_some_and(|grant| {
                 grant.freed.as_ref().is_some_and(|freed| freed.revision == observed.revision)

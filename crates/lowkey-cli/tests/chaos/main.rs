@@ -41,14 +41,14 @@ use std::time::Duration;
 
 use lowkey_api::v1::{AcquireLockRequest, GetStatusRequest, ListLocksRequest};
 use lowkey_core::{LockView, Mode, Scope};
-use lowkey_sim::judge::{Claim, Random, Violation};
+use lowkey_sim::judge::{PlainClaim, Random, Violation};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::cluster::Cluster;
 use crate::faults::{Faults, delay_paths, drizzle};
-use crate::history::{Asked, Call, Final, History, Outcome, SECOND, granted, lock_name, now, view};
+use crate::history::{Asked, Call, Final, History, SECOND, granted, lock_name, now, view};
 use crate::probe::{Probes, probe};
 use crate::readers::LAST;
 use crate::sdk::Role;
@@ -337,22 +337,12 @@ async fn come_to_rest(stage: &Stage, cluster: &Cluster) {
             async move { client.acquire_lock(request).await }
         })
         .await;
-    let outcome = match told {
-        Told::Yes(grant) => Outcome::Yes(granted(&grant)),
-        Told::No(error) => Outcome::No(error),
-        Told::Nothing(why) => panic!("{} nodes, all sound, and no answer: {why}", cluster.size()),
-    };
-    let claim = Claim { lock: lock_name(LAST), lease: None, mode: Mode::Exclusive, scope: Scope::Name };
-    stage.record(Call {
-        owner: LAST.to_owned(),
-        request: LAST.to_owned(),
-        asked: Asked::Acquire { claim },
-        invoked,
-        ended: now(),
-        outcome,
-        again: false,
-        counted_on_until: None,
-    });
+    if let Told::Nothing(why) = &told {
+        panic!("{} nodes, all sound, and no answer: {why}", cluster.size());
+    }
+    let outcome = told.outcome(|grant| granted(&grant));
+    let claim = PlainClaim { lock: lock_name(LAST), lease: None, mode: Mode::Exclusive, scope: Scope::Name };
+    stage.record(Call::ended_now(LAST, LAST, Asked::Acquire { claim }, invoked, outcome));
 }
 
 async fn collect(mut watchers: JoinSet<history::Watched>, stage: &Stage) {

@@ -36,16 +36,7 @@ pub(crate) async fn meddle(stage: Arc<Stage>, seed: u64) {
             false => release(&mut links, &lock, &holder, &request).await,
             true => revoke(&mut links, &holder, &request).await,
         };
-        stage.record(Call {
-            owner: "meddler".to_owned(),
-            request,
-            asked,
-            invoked,
-            ended: now(),
-            outcome,
-            again: false,
-            counted_on_until: None,
-        });
+        stage.record(Call::ended_now("meddler", request, asked, invoked, outcome));
     }
 }
 
@@ -82,7 +73,8 @@ async fn release(links: &mut Links, lock: &str, holder: &LockHolder, request: &s
         let request = request.clone();
         async move { client.release_lock(request).await }
     };
-    (asked, outcome(links.insist(PATIENCE, ATTEMPT, call).await))
+    let told = links.insist(PATIENCE, ATTEMPT, call).await;
+    (asked, outcome(told, links.attempts))
 }
 
 async fn revoke(links: &mut Links, holder: &LockHolder, request: &str) -> (Asked, Outcome) {
@@ -97,13 +89,14 @@ async fn revoke(links: &mut Links, holder: &LockHolder, request: &str) -> (Asked
         let request = request.clone();
         async move { client.revoke_lease(request).await }
     };
-    (asked, outcome(links.insist(PATIENCE, ATTEMPT, call).await))
+    let told = links.insist(PATIENCE, ATTEMPT, call).await;
+    (asked, outcome(told, links.attempts))
 }
 
-fn outcome<T>(told: Told<T>) -> Outcome {
+fn outcome<T>(told: Told<T>, attempts: u32) -> Outcome {
     match told {
-        Told::Yes(_) => Outcome::Yes(Answer::Done),
-        Told::No(error) => Outcome::No(error),
-        Told::Nothing(why) => Outcome::Unknown(why),
+        // An attempt before it may have had the effect, and ended what would remember it.
+        Told::No(error) if attempts > 1 => Outcome::Unknown(error.reason.to_string()),
+        told => told.outcome(|_| Answer::Done),
     }
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest};
 use lowkey_core::{Mode, Scope, Token};
-use lowkey_sim::judge::Claim;
+use lowkey_sim::judge::PlainClaim;
 use tokio::time::sleep;
 
-use crate::history::{Answer, Asked, Call, MILLISECOND, Outcome, granted, lock_name, now};
+use crate::history::{Answer, Asked, Call, MILLISECOND, granted, lock_name, now};
 use crate::stage::{Links, Stage, Told};
 
 const ATTEMPT: Duration = Duration::from_millis(300);
@@ -83,7 +83,7 @@ pub(crate) async fn probe(stage: Arc<Stage>, probes: Arc<Probes>, number: usize,
 }
 
 async fn once(stage: &Stage, links: &mut Links, owner: &str) -> Option<()> {
-    let claim = Claim { lock: lock_name(owner), lease: None, mode: Mode::Exclusive, scope: Scope::Name };
+    let claim = PlainClaim { lock: lock_name(owner), lease: None, mode: Mode::Exclusive, scope: Scope::Name };
     let acquire = AcquireLockRequest {
         lock_name: owner.to_owned(),
         owner_id: owner.to_owned(),
@@ -92,25 +92,12 @@ async fn once(stage: &Stage, links: &mut Links, owner: &str) -> Option<()> {
         request_id: owner.to_owned(),
         ..AcquireLockRequest::default()
     };
-    let call = |asked: Asked, request: &str, invoked: u64, outcome: Outcome| Call {
-        owner: owner.to_owned(),
-        request: request.to_owned(),
-        asked,
-        invoked,
-        ended: now(),
-        outcome,
-        again: false,
-        counted_on_until: None,
-    };
     let invoked = now();
     let mut client = links.client();
     let told = links.once(ATTEMPT, client.acquire_lock(acquire)).await;
-    let (outcome, grant) = match told {
-        Told::Yes(grant) => (Outcome::Yes(granted(&grant)), Some(grant)),
-        Told::No(error) => (Outcome::No(error), None),
-        Told::Nothing(why) => (Outcome::Unknown(why), None),
-    };
-    stage.record(call(Asked::Acquire { claim: claim.clone() }, owner, invoked, outcome));
+    let mut grant = None;
+    let outcome = told.outcome(|told| granted(grant.insert(told)));
+    stage.record(Call::ended_now(owner, owner, Asked::Acquire { claim: claim.clone() }, invoked, outcome));
     let grant = grant?;
     let request = format!("{owner}-r");
     let release = ReleaseLockRequest {
@@ -124,12 +111,8 @@ async fn once(stage: &Stage, links: &mut Links, owner: &str) -> Option<()> {
     let mut client = links.client();
     let told = links.once(ATTEMPT, client.release_lock(release)).await;
     let is_done = matches!(told, Told::Yes(_));
-    let outcome = match told {
-        Told::Yes(_) => Outcome::Yes(Answer::Done),
-        Told::No(error) => Outcome::No(error),
-        Told::Nothing(why) => Outcome::Unknown(why),
-    };
+    let outcome = told.outcome(|_| Answer::Done);
     let (lock, token) = (claim.lock, Token(grant.fencing_token));
-    stage.record(call(Asked::Release { lock, token }, &request, invoked, outcome));
+    stage.record(Call::ended_now(owner, request, Asked::Release { lock, token }, invoked, outcome));
     is_done.then_some(())
 }

@@ -14,10 +14,8 @@ use lowkey_sim::judge::{Random, Violation};
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::Streaming;
 
-use crate::history::{
-    Answer, Asked, Call, Observed, Outcome, Watched, lock_name, now, owner, position, value, view,
-};
-use crate::stage::{ATTEMPT, ELECTION, Links, NAMES, Stage, Told};
+use crate::history::{Answer, Asked, Call, Observed, Watched, lock_name, now, owner, position, value, view};
+use crate::stage::{ATTEMPT, ELECTION, Links, NAMES, Stage};
 
 /// The lock whose grant is the last event that watchers wait for.
 pub(crate) const LAST: &str = "last";
@@ -36,7 +34,7 @@ pub(crate) async fn read(stage: Arc<Stage>, number: usize, seed: u64) {
             let request = GetLockRequest { lock_name: name.to_owned(), stale };
             let told = links.once(ATTEMPT, client.get_lock(request)).await;
             let answer = |told: GetLockResponse| Answer::Lock { view: view(&told), revision: told.revision };
-            (Asked::Get { lock: lock_name(name), stale }, outcome(told, answer))
+            (Asked::Get { lock: lock_name(name), stale }, told.outcome(answer))
         } else {
             let prefix = *random.pick(&["", "jobs/", "tree", "tree/a"]);
             let request =
@@ -46,27 +44,10 @@ pub(crate) async fn read(stage: Arc<Stage>, number: usize, seed: u64) {
                 views: told.locks.iter().map(view).collect(),
                 revision: told.revision,
             };
-            (Asked::List { prefix: prefix.to_owned(), stale }, outcome(told, answer))
+            (Asked::List { prefix: prefix.to_owned(), stale }, told.outcome(answer))
         };
-        stage.record(Call {
-            owner: format!("reader-{number}"),
-            request: String::new(),
-            asked,
-            invoked,
-            ended: now(),
-            outcome,
-            again: false,
-            counted_on_until: None,
-        });
+        stage.record(Call::ended_now(format!("reader-{number}"), "", asked, invoked, outcome));
         sleep(Duration::from_millis(random.between(20, 120))).await;
-    }
-}
-
-fn outcome<T>(told: Told<T>, answer: impl Fn(T) -> Answer) -> Outcome {
-    match told {
-        Told::Yes(told) => Outcome::Yes(answer(told)),
-        Told::No(error) => Outcome::No(error),
-        Told::Nothing(why) => Outcome::Unknown(why),
     }
 }
 

@@ -75,16 +75,8 @@ pub(crate) async fn run(stage: Arc<Stage>, number: usize, folder: PathBuf, seed:
             true => Outcome::Yes(Answer::Done),
             false => Outcome::Unknown(status.to_string()),
         };
-        stage.record(Call {
-            owner: format!("run-{number}"),
-            request: String::new(),
-            asked: Asked::Run { lock: lock_name(lock) },
-            invoked,
-            ended: now(),
-            outcome,
-            again: false,
-            counted_on_until: None,
-        });
+        let asked = Asked::Run { lock: lock_name(lock) };
+        stage.record(Call::ended_now(format!("run-{number}"), "", asked, invoked, outcome));
         sleep(Duration::from_millis(random.between(1, 200))).await;
     }
 }

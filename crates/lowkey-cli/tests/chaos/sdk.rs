@@ -8,7 +8,7 @@ use std::time::Duration;
 use lowkey_api::{ApiError, Reason};
 use lowkey_client::{Client, ErrorKind, LockGuard, LossCause, Session, SessionStatus};
 use lowkey_core::{LeaseId, Mode, Scope, Token};
-use lowkey_sim::judge::{Claim, Random};
+use lowkey_sim::judge::{PlainClaim, Random};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -125,20 +125,9 @@ impl Program {
     fn is_not_lost_early(&self, session: &Session) {
         if session.status() == SessionStatus::Lost(LossCause::Gone) {
             let gone = ApiError::new(Reason::LeaseNotFound, "the SDK says that the session is gone");
-            let (owner, request) = (self.owner.clone(), String::new());
             let asked = Asked::Renew { lease: LeaseId(session.lease_id()) };
-            let (invoked, ended, outcome) = (now(), now(), Outcome::No(gone));
-            let (again, counted_on_until) = (false, Some(u64::MAX));
-            self.stage.record(Call {
-                owner,
-                request,
-                asked,
-                invoked,
-                ended,
-                outcome,
-                again,
-                counted_on_until,
-            });
+            let call = Call::ended_now(self.owner.clone(), "", asked, now(), Outcome::No(gone));
+            self.stage.record(Call { counted_on_until: Some(u64::MAX), ..call });
         }
     }
 
@@ -149,16 +138,14 @@ impl Program {
     }
 
     fn told(&self, request: &str, asked: Asked, invoked: u64, outcome: Outcome) {
-        let (owner, request, ended) = (self.owner.clone(), request.to_owned(), now());
-        let (again, counted_on_until) = (false, None);
-        self.stage.record(Call { owner, request, asked, invoked, ended, outcome, again, counted_on_until });
+        self.stage.record(Call::ended_now(self.owner.clone(), request, asked, invoked, outcome));
     }
 
     async fn lock(&mut self, session: &Session) {
         let name = *self.random.pick(NAMES);
         let tag = self.tag();
         let mut lock = session.lock(name).value(tag.clone());
-        let mut claim = Claim {
+        let mut claim = PlainClaim {
             lock: lock_name(name),
             lease: Some(LeaseId(session.lease_id())),
             mode: Mode::Exclusive,
@@ -210,7 +197,7 @@ impl Program {
         let tag = self.tag();
         let lock = session.lock(name).value(tag.clone());
         let lease = Some(LeaseId(session.lease_id()));
-        let claim = Claim { lock: lock_name(name), lease, mode: Mode::Exclusive, scope: Scope::Name };
+        let claim = PlainClaim { lock: lock_name(name), lease, mode: Mode::Exclusive, scope: Scope::Name };
         let invoked = now();
         let (patience_ms, longest_ms) = match holds_long {
             true => (6_000, 9_000),
@@ -245,7 +232,7 @@ impl Program {
 
     async fn lead(&mut self, session: &Session) {
         let tag = self.tag();
-        let claim = Claim {
+        let claim = PlainClaim {
             lock: lock_name(ELECTION),
             lease: Some(LeaseId(session.lease_id())),
             mode: Mode::Exclusive,
@@ -272,7 +259,7 @@ impl Program {
     }
 
     /// Acts for as long as it is wanted and the guard says that it may.
-    async fn work(&mut self, guard: &LockGuard, claim: &Claim, longest_ms: u64) {
+    async fn work(&mut self, guard: &LockGuard, claim: &PlainClaim, longest_ms: u64) {
         let (from, token) = (now(), Token(guard.token()));
         let wanted_until = from + self.random.between(5, longest_ms) * MILLISECOND;
         let mut held_at = None;

@@ -7,13 +7,13 @@ use std::time::Duration;
 use lowkey_api::ApiError;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_core::{LeaseId, LockName, Token};
-use lowkey_sim::judge::{Claim, Fencing, Random, Write};
+use lowkey_sim::judge::{Fencing, PlainClaim, Random, Write};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use crate::cluster::Cluster;
-use crate::history::{Belief, Call, History, LetGo, Refused, Renewal, lock_name, now};
+use crate::history::{Answer, Belief, Call, History, LetGo, Outcome, Refused, Renewal, lock_name, now};
 
 /// The names that clients contend for: some below others, some that only look so.
 pub(crate) const NAMES: &[&str] = &["jobs/1", "jobs/2", "tree", "tree/a", "tree/a/b", "tree/ab", "shared"];
@@ -37,6 +37,17 @@ pub(crate) enum Told<T> {
     No(ApiError),
     /// The client lost patience; this was the last that it heard.
     Nothing(String),
+}
+
+impl<T> Told<T> {
+    /// The same for the record.
+    pub(crate) fn outcome(self, answer: impl FnOnce(T) -> Answer) -> Outcome {
+        match self {
+            Self::Yes(told) => Outcome::Yes(answer(told)),
+            Self::No(error) => Outcome::No(error),
+            Self::Nothing(why) => Outcome::Unknown(why),
+        }
+    }
 }
 
 impl Stage {
@@ -101,7 +112,7 @@ impl Stage {
     /// Writes to something that the claim covers, if the writer still believes when the resource looks.
     pub(crate) fn write(
         &self,
-        claim: &Claim,
+        claim: &PlainClaim,
         token: Token,
         random: &mut Random,
         believes: impl Fn() -> bool,

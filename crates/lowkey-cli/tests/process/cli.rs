@@ -1,5 +1,12 @@
 //! The commands as people type them, against a node or a cluster.
 
+mod bench;
+mod broken_output;
+mod commands;
+mod ease;
+mod guarding;
+mod running;
+
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,11 @@
 //! Clients that wait and watch, and come back whatever happens to the nodes.
 
+mod electing;
+mod expiry;
+mod scopes;
+mod waiting;
+mod watching;
+
 use std::time::{Duration, Instant};
 
 use lowkey_api::v1::lock_service_client::LockServiceClient;

@@ -1,5 +1,8 @@
 //! The SDK against real nodes: what a program that uses it lives through.
 
+mod crowds;
+mod guards;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

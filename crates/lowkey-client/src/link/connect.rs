@@ -1,4 +1,4 @@
-//! How a stream comes about: which node, and whether it is one of ours.
+//! How a stream is opened: to which node, and whether that node belongs to our cluster.
 
 use std::future::Future;
 use std::time::Duration;
@@ -19,14 +19,14 @@ use crate::error::{Error, ErrorKind};
 
 /// How long one node may take to answer before the next is tried.
 const CONNECT_TIME: Duration = Duration::from_millis(1000);
-/// How long one node may say nothing before the next is tried beside it.
+/// How long one node may be silent before the next is tried beside it.
 const NEXT_AFTER: Duration = Duration::from_millis(200);
 
 /// A stream to a node.
 pub(super) struct Connected {
     pub(super) endpoint: String,
     pub(super) cluster_id: String,
-    /// It leads, or knows who does.
+    /// The node leads, or knows the leader.
     pub(super) has_leader: bool,
     /// Where the members of the cluster can be reached, as they say.
     pub(super) members: Vec<String>,
@@ -35,25 +35,26 @@ pub(super) struct Connected {
     pub(super) answers: BoxStream<'static, Result<SessionAnswer, Status>>,
 }
 
-/// Where nodes may be found, and the cluster that they must be of.
+/// Where nodes may be found, and the cluster that they must belong to.
 pub(super) struct Directory {
-    /// As given, and then those that members of the cluster told of.
+    /// The given endpoints, then those that members of the cluster told.
     endpoints: Vec<String>,
     given: usize,
-    /// Where to begin; moved on when a node fails.
+    /// Where to begin. It moves on when a node fails.
     next: usize,
-    /// The node that failed last, until another connection is there: others may still take it for the leader.
+    /// The node that failed last, until there is another connection. Other nodes may still take it for the
+    /// leader.
     avoided: Option<String>,
-    /// Pinned by the program, or with the first connection.
+    /// Pinned by the program, or by the first connection.
     cluster_id: Option<String>,
-    /// There was a connection.
+    /// True once there was a connection.
     has_met: bool,
 }
 
 /// Why there is no connection.
 pub(super) struct Failed {
     pub(super) error: Error,
-    /// Time does not change it.
+    /// True if waiting will not help.
     pub(super) is_hopeless: bool,
 }
 
@@ -68,7 +69,7 @@ impl Directory {
         Self { given: endpoints.len(), endpoints, next: 0, avoided: None, cluster_id, has_met: false }
     }
 
-    /// Remembers the cluster, and where its members are now: any of them will do when this one is gone.
+    /// Remembers the cluster, and where its members are now. Any of them will do when this one is gone.
     pub(super) fn met(&mut self, connected: &Connected) {
         self.cluster_id.get_or_insert_with(|| connected.cluster_id.clone());
         self.has_met = true;
@@ -76,7 +77,7 @@ impl Directory {
         self.avoided = None;
     }
 
-    /// Remembers where the members are now. All that were there in the beginning may be gone one day.
+    /// Remembers where the members are now. All of the first ones may be gone one day.
     pub(super) fn learn(&mut self, members: &[String], current: &String) {
         self.endpoints.truncate(self.given);
         for endpoint in members.iter().chain([current]) {
@@ -93,15 +94,15 @@ impl Directory {
         self.next = (self.next + 1) % self.endpoints.len();
     }
 
-    /// Connects to the first node that answers, or rather to the leader that it names. One that says nothing
-    /// does not hold up the next for long.
+    /// Connects to the first node that answers, or rather to the leader that it names. A silent node does
+    /// not hold up the next one for long.
     pub(super) fn connect(&self) -> impl Future<Output = Result<Connected, Failed>> + use<> {
         let (before, after) = self.endpoints.split_at(self.next);
         let endpoints: Vec<String> = after.iter().chain(before).cloned().collect();
         let (cluster_id, avoided, has_met) = (self.cluster_id.clone(), self.avoided.clone(), self.has_met);
         async move {
             let mut problem = Error::unavailable("no endpoint was given", false);
-            // A node that knows no leader may be cut off from the others: it is better than none.
+            // A node that knows no leader may be cut off from the others. It is better than none.
             let mut spare = None;
             let (asked, mut wrong_ports, mut foreign) = (endpoints.len(), Vec::new(), 0);
             let mut attempts = FuturesUnordered::new();
@@ -126,8 +127,8 @@ impl Directory {
                         foreign += usize::from(matches!(error.kind(), ErrorKind::WrongCluster { .. }));
                         problem = worse(problem, error);
                     }
-                    // Time makes neither other ports nor another cluster of them. Those of a cluster that was met before may
-                    // come back.
+                    // Waiting changes neither wrong ports nor a wrong cluster. The nodes of a cluster that
+                    // was met before may come back.
                     None if asked > 0 && wrong_ports.len() == asked && !has_met => {
                         let error = Error::invalid(wrong_ports.join("; "));
                         return Err(Failed { error, is_hopeless: true });
@@ -141,7 +142,7 @@ impl Directory {
         }
     }
 
-    /// Looks for another node that knows a leader, and connects to that one, or else to it.
+    /// Looks for another node that knows a leader. Connects to that leader, or else to that node.
     pub(super) fn find_elsewhere(&self, connected: &Connected) -> impl Future<Output = Surroundings> + use<> {
         let (current, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
         let others = self.endpoints.iter().filter(|endpoint| **endpoint != current);
@@ -160,7 +161,7 @@ impl Directory {
         }
     }
 
-    /// Looks who the members are, and whether another node leads; connects to that one.
+    /// Finds out who the members are and whether another node leads, and connects to that leader.
     pub(super) fn look_around(&self, connected: &Connected) -> impl Future<Output = Surroundings> + use<> {
         let (endpoint, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
         let client = LockServiceClient::new(connected.channel.clone());
@@ -177,27 +178,27 @@ impl Directory {
     }
 }
 
-/// What a look around found.
+/// The result of such a search.
 #[derive(Default)]
 pub(super) struct Surroundings {
-    /// Where the members can be reached; none if that is not known.
+    /// Where the members can be reached; empty if that is not known.
     pub(super) members: Vec<String>,
-    /// The leader, if that is another node; or else one that knows it.
+    /// The leader, if that is another node; or else a node that knows it.
     pub(super) leader: Option<Connected>,
 }
 
-/// Those that are expected have no address yet.
+/// The endpoints of the members. Members that are only expected have no address yet.
 fn member_endpoints(endpoint: &str, status: &GetStatusResponse) -> Vec<String> {
     let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
     members.map(|member| url_like(endpoint, &member.grpc_address)).collect()
 }
 
-/// Of two problems the one that a person should hear of: one that will not go away by itself.
+/// Of two problems, the one that a person should hear of: one that will not go away by itself.
 fn worse(one: Error, other: Error) -> Error {
     if matches!(one.kind(), ErrorKind::WrongCluster { .. } | ErrorKind::Invalid(_)) { one } else { other }
 }
 
-/// What is said by somebody who answers and does not offer the service.
+/// The message of a server that answers but does not offer the service.
 fn wrong_port(error: &Error) -> Option<&str> {
     match error.kind() {
         ErrorKind::Unavailable { problem, refusal: Some(Reason::NoSuchRoute), .. } => Some(problem),
@@ -213,7 +214,7 @@ async fn connect_to(
     let node = Node::dial(endpoint, cluster_id).await?;
     let leader = leader_endpoint(endpoint, &node.status);
     if let Some(leader) = leader.as_ref().filter(|leader| Some(leader.as_str()) != avoided) {
-        // The leader may be out of reach from here, or gone by now: then this node passes things on.
+        // The leader may be unreachable from here, or gone by now. Then this node forwards requests.
         if let Ok(leader) = Node::dial(leader, Some(&node.status.cluster_id)).await
             && leader.status.is_leader
             && let Ok(connected) = leader.open().await
@@ -232,7 +233,7 @@ fn leader_endpoint(endpoint: &str, status: &GetStatusResponse) -> Option<String>
     Some(url_like(endpoint, &status.leader_address))
 }
 
-/// The URL of another node of the same cluster, which is spoken to in the same way.
+/// The URL of another node of the same cluster, with the same scheme.
 fn url_like(endpoint: &str, address: &str) -> String {
     let scheme = endpoint.split_once("://").map_or("http", |(scheme, _)| scheme);
     format!("{scheme}://{address}")
@@ -267,7 +268,9 @@ impl Node {
         let (calls, answers) = match opened {
             Ok(Ok(response)) => (calls, response.into_inner().boxed()),
             Ok(Err(refused)) if refused.code() == Code::Unimplemented => unary::open(channel.clone()),
-            Ok(Err(refused)) => return Err(Error::unavailable(words_of(&refused), false)),
+            Ok(Err(refused)) => {
+                return Err(Error::unavailable(format!("{endpoint}: {}", words_of(&refused)), false));
+            }
             Err(_) => return Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
         };
         let has_leader = status.is_leader || !status.leader_address.is_empty();
@@ -277,42 +280,56 @@ impl Node {
     }
 }
 
-async fn channel(endpoint: &str) -> Result<Channel, Error> {
+/// How to connect to a node.
+pub(crate) fn channel_to(endpoint: &str) -> Result<Endpoint, Error> {
     let parsed = Endpoint::from_shared(endpoint.to_owned())
         .map_err(|_| Error::invalid(format!("{endpoint} is no URL such as http://127.0.0.1:9000")))?;
-    let endpoint_with_limits = parsed
+    Ok(parsed
         .connect_timeout(CONNECT_TIME)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(Duration::from_secs(1))
         .keep_alive_timeout(Duration::from_secs(1))
         .keep_alive_while_idle(true)
         .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(1 << 21);
-    match timeout(CONNECT_TIME, endpoint_with_limits.connect()).await {
+        .initial_connection_window_size(1 << 21))
+}
+
+async fn channel(endpoint: &str) -> Result<Channel, Error> {
+    match timeout(CONNECT_TIME, channel_to(endpoint)?.connect()).await {
         Ok(Ok(channel)) => Ok(channel),
         Ok(Err(error)) => Err(Error::unavailable(format!("{endpoint}: {}", root_cause(&error)), false)),
         Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
     }
 }
 
-/// What a node says: some that are no gRPC servers say nothing.
+/// A node's message. Other servers say nothing that helps, or nothing in gRPC.
 fn words_of(status: &Status) -> String {
-    match status.message() {
-        "" => format!(
-            "{}; is this the gRPC port of a node? that is 9000 by default, 7000 is for nodes among themselves",
-            status.code()
-        ),
-        message => message.to_owned(),
+    // A status with a source was made here, because something other than an answer came.
+    let is_answer = std::error::Error::source(status).is_none();
+    match (status.code(), status.message()) {
+        (Code::Unimplemented, "") => format!("a gRPC server, but none of lowkey; {WHERE}"),
+        (_, message) if is_answer && !message.is_empty() => message.to_owned(),
+        _ => no_grpc(),
     }
 }
 
-/// What is at the bottom of it, such as `Connection refused`: the layers above say only that they failed.
-fn root_cause(error: &dyn std::error::Error) -> String {
+fn no_grpc() -> String {
+    format!("takes connections, but does not answer in gRPC; {WHERE}")
+}
+
+const WHERE: &str = "is it the gRPC port of a node? that is 9000 by default";
+
+/// The innermost cause, such as `Connection refused`: the layers above say only that they failed. If there
+/// was a connection, the innermost cause says only that it ended.
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
-    cause.to_string()
+    match cause.is::<std::io::Error>() {
+        true => cause.to_string(),
+        false => no_grpc(),
+    }
 }
 
 async fn status_of(
@@ -326,7 +343,7 @@ async fn status_of(
             sent: false,
             refusal: Some(Reason::NoSuchRoute),
         })),
-        Ok(Err(status)) => Err(Error::unavailable(words_of(&status), false)),
+        Ok(Err(status)) => Err(Error::unavailable(format!("{endpoint}: {}", words_of(&status)), false)),
         Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
     }
 }

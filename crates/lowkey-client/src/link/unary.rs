@@ -1,4 +1,4 @@
-//! The link's stream, made of single calls: for servers that do not offer one.
+//! The link's stream, made of single calls: for servers that do not offer a stream.
 
 use std::collections::HashMap;
 
@@ -48,7 +48,7 @@ async fn run(
                     let (channel, answers) = (channel.clone(), answers.clone());
                     let task = under_way.spawn(async move {
                         let answer = answer(channel, call).await;
-                        // Whoever reads the answers is gone only with this task's stream.
+                        // The reader of the answers is gone only with this task's stream.
                         let _ = answers.send(answer.map(|answer| SessionAnswer { seq, answer: Some(answer) }));
                         seq
                     });
@@ -65,7 +65,7 @@ async fn run(
     }
 }
 
-/// The answer; an error is one of the connection, and ends the stream.
+/// The answer. An error is one of the connection, and ends the stream.
 async fn answer(channel: Channel, call: Call) -> Result<Answer, Status> {
     let mut client = LockServiceClient::new(channel.clone());
     let answer = match call {
@@ -95,7 +95,7 @@ async fn answer(channel: Channel, call: Call) -> Result<Answer, Status> {
             let mut client = ElectionServiceClient::new(channel);
             client.proclaim(request).await.map(|r| Answer::Proclaim(r.into_inner()))
         }
-        // Watches have streams of their own, and who cancels is not answered.
+        // Watches have streams of their own, and a cancel is not answered.
         Call::Watch(_) | Call::Cancel(_) => Err(Status::unimplemented("not over single calls")),
     };
     answer.or_else(|status| match ApiError::from_status(&status) {

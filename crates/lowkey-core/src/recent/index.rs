@@ -1,20 +1,19 @@
-//! Finds places in a queue by a hash of what stands there. What is hashed is not kept: whoever asks compares for himself,
-//! and is shown all that may be meant.
+//! A hash index over a queue that stores no keys; callers compare the candidates.
 //!
-//! Of two kinds. A [`Table`] finds most with one look into memory that is not at hand, where a [`Tree`] takes five. But
-//! hashes are no secret, and many keys can be chosen whose search begins at one slot of a table: it is for few. In a tree
-//! only keys of the very same 64 bits are in each other's way.
+//! There are two kinds. A [`SlotTable`] finds most keys with one cache miss, where a [`Tree`] takes five. But hashes are no
+//! secret: a client can choose many keys whose search begins at one slot of a table (hash flooding), so a table is for few
+//! keys. In a tree only keys with the very same 64 bits collide.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::num::NonZeroU32;
 
-/// The places of a queue, to which is added at its end and from which is taken at its front.
+/// The places of a FIFO queue, by hash.
 pub(crate) trait Index: Clone + Debug + Default {
-    /// Adds what comes to stand at the end.
+    /// Adds an entry at the end.
     fn push(&mut self, hash: u64);
 
-    /// Takes off what stands at the front; it has this hash.
+    /// Removes the entry at the front; it has this hash.
     fn pop(&mut self, hash: u64);
 
     /// The places, from the front, of all that may have this hash.
@@ -48,8 +47,8 @@ impl Index for Tree {
 /// How many slots there are at first, at least twice as many as are used.
 const SLOTS_MIN: usize = 32;
 
-/// A table with open addressing: a hash names the slot where the search begins. Who is further from there goes before who is
-/// nearer (Robin Hood hashing), so that no search is much longer than the others.
+/// A table with open addressing: a hash names the slot where the search begins. On insertion the entry that is further from
+/// its own slot goes first (Robin Hood hashing), so that no search is much longer than the others.
 ///
 /// Invariants:
 /// - The length of `slots` is 0 or a power of two, and at most half of them are used.
@@ -58,7 +57,7 @@ const SLOTS_MIN: usize = 32;
 /// - The numbers in `slots` are `oldest ..`, one each, as many as the queue is long. They may wrap: there are never
 ///   nearly as many at a time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct SlotTable {
     slots: Vec<Option<Slot>>,
     /// The number of what stands at the front.
     oldest: u32,
@@ -75,7 +74,7 @@ struct Slot {
 /// The bit that is set in every hash; where a search begins it does not count.
 const ALWAYS: NonZeroU32 = NonZeroU32::new(1 << 31).unwrap();
 
-impl Index for Table {
+impl Index for SlotTable {
     fn push(&mut self, hash: u64) {
         let is_full = self.len as usize * 2 >= self.slots.len();
         if is_full {
@@ -112,7 +111,7 @@ impl Index for Table {
     }
 }
 
-impl Table {
+impl SlotTable {
     /// The slots where one of this hash may be.
     fn search(&self, hash: NonZeroU32) -> impl Iterator<Item = usize> {
         let slots = std::iter::successors(Some(self.begin(hash)), |at| Some(self.after(*at)));
@@ -200,14 +199,14 @@ mod tests {
         fn whatever_stands_in_the_queue_is_found_and_nothing_else(
             steps in prop::collection::vec((any::<bool>(), prop::sample::select(&HASHES)), 0..400)
         ) {
-            finds_all(Table { oldest: u32::MAX - 20, ..Table::default() }, &steps)?;
+            finds_all(SlotTable { oldest: u32::MAX - 20, ..SlotTable::default() }, &steps)?;
             finds_all(Tree::default(), &steps)?;
         }
     }
 
     #[test]
     fn no_search_is_long_where_many_were_made_to_begin_side_by_side() {
-        let mut table = Table::default();
+        let mut table = SlotTable::default();
         let within = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x3fff;
         (0..0x4000).for_each(|number| table.push(within(number)));
         assert_eq!(table.slots.len(), 0x8000, "half of the slots are free");

@@ -8,8 +8,8 @@
 //!   wrong, the second one a survivor that is far behind: nobody makes 2^31 grants in a minute.
 //! - **The spread** is random, below 2^31. Two survivors of one cluster may both be recovered, in the same minute, and
 //!   neither knows of the other: without it both would grant the same tokens. It takes half of a minute's numbers, so
-//!   that a recovery in a later minute still lies above all that one of an earlier minute can have granted. Whatever
-//!   begins at a later minute, in place of any of them, lies above them too.
+//!   that a recovery in a later minute still lies above all that one of an earlier minute can have granted. A
+//!   cluster that begins at a later minute, in place of any of them, lies above them too.
 //! - **Revisions** jump in the same way, so that every position that a watcher of before may have lies below the first
 //!   one of the new cluster, and is answered as compacted.
 //! - **Leases, locks, waits and remembered requests** are dropped. Their owners cannot talk to the new cluster: clients

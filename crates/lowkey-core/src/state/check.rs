@@ -101,8 +101,8 @@ impl State {
         let Command::Acquire { lock, owner, with, mode, scope, wait, request, .. } = command else {
             unreachable!("only an acquire is checked as one")
         };
-        // Before all else: nothing that would be granted or enqueued here can be known already.
-        if self.quarantine && !mutants::is_active("a lock is granted in quarantine") {
+        // First: in quarantine nothing is granted or enqueued, so no request here can be a repetition.
+        if self.quarantine && !mutants::A_LOCK_IS_GRANTED_IN_QUARANTINE.is_active() {
             return Err(Refusal::Quarantine);
         }
         let lease_id = match *with {
@@ -112,19 +112,18 @@ impl State {
                 }
                 None
             }
-            AcquireWith::Lease(lease_id)
-                if !self.leases.contains_key(&lease_id)
-                    && mutants::is_active("grant without a lease check") =>
-            {
-                None
-            }
-            AcquireWith::Lease(lease_id) => {
-                let lease = self.running_lease(lease_id, owner)?;
-                if let Some(reply) = self.known_request(lease, request, command)? {
-                    return Ok(Some(reply));
+            AcquireWith::Lease(lease_id) => match self.running_lease(lease_id, owner) {
+                Ok(lease) => {
+                    if let Some(reply) = self.known_request(lease, request, command)? {
+                        return Ok(Some(reply));
+                    }
+                    Some((lease_id, lease))
                 }
-                Some((lease_id, lease))
-            }
+                Err(Refusal::LeaseNotFound { .. }) if mutants::GRANT_WITHOUT_A_LEASE_CHECK.is_active() => {
+                    None
+                }
+                Err(refusal) => return Err(refusal),
+            },
         };
         if let Some((lease_id, lease)) = lease_id {
             if let Some((mode, scope)) = self.claimed(lease_id, lock).filter(|own| *own != (*mode, *scope)) {
@@ -195,8 +194,11 @@ impl State {
     }
 
     /// True if nothing is known of an acquire, and it could still come. Once there is a wait with its id, or a grant,
-    /// that is its effect.
+    /// that is its effect: an id that waits and is remembered would have two.
     pub(super) fn can_give_up(&self, acquire: &RequestId, requester: &Requester) -> bool {
+        if self.wait_of(acquire, requester).is_some() {
+            return false;
+        }
         match requester {
             Requester::Lease(lease) => {
                 self.leases.get(lease).is_some_and(|lease| lease.requests.get(acquire).is_none())
@@ -315,10 +317,7 @@ impl State {
         command: &Command,
     ) -> Result<Option<Reply>, Refusal> {
         let key = (owner.clone(), request.clone());
-        match self
-            .lease_making_waits
-            .get(&key)
-            .filter(|_| !mutants::is_active("a retry takes a second place"))
+        match self.lease_making_waits.get(&key).filter(|_| !mutants::A_RETRY_TAKES_A_SECOND_PLACE.is_active())
         {
             Some(ticket) => self.still_waiting(*ticket, command).map(Some),
             None => known(&self.lease_requests, &key, request, command),
@@ -334,7 +333,7 @@ impl State {
     ) -> Result<Option<Reply>, Refusal> {
         // The wait that is to make the lease is its owner's request.
         let waits = lease.waits.as_ref().filter(|_| !lease.is_waiting);
-        let waits = waits.filter(|_| !mutants::is_active("a retry takes a second place"));
+        let waits = waits.filter(|_| !mutants::A_RETRY_TAKES_A_SECOND_PLACE.is_active());
         match waits.and_then(|waits| waits.by_request.get(request)) {
             Some(ticket) => self.still_waiting(*ticket, command).map(Some),
             None => known(&lease.requests, request, request, command),
@@ -360,7 +359,7 @@ fn held_by_another(lock: &LockName, other: &Grant) -> Refusal {
 
 fn check_token(lock: &LockName, grant: &Grant, token: Option<Token>) -> Result<(), Refusal> {
     match token {
-        Some(given) if given != grant.token && !mutants::is_active("release without token check") => {
+        Some(given) if given != grant.token && !mutants::RELEASE_WITHOUT_TOKEN_CHECK.is_active() => {
             Err(Refusal::StaleToken { lock: lock.clone(), given, current: grant.token })
         }
         _ => Ok(()),
@@ -376,7 +375,7 @@ fn known<K: Key>(
 ) -> Result<Option<Reply>, Refusal> {
     match table.get(key) {
         None => Ok(None),
-        // R10: it was given up, whatever it asks for.
+        // R10: it was given up, for any lock.
         Some(Remembered { reply: Reply::GivenUp, .. }) => match command {
             // A release may have the id of the acquire that it gives up.
             Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } if acquire == request => {

@@ -48,7 +48,7 @@ impl State {
             Command::Expire { leases, decided_term, since_unix_ms } => {
                 // R4: a decision counts only in the term in which it was made. A later leader may
                 // have re-armed the lease (R3) and acknowledged renewals since.
-                if *decided_term != term && !mutants::is_active("expiry without the term check") {
+                if *decided_term != term && !mutants::EXPIRY_WITHOUT_THE_TERM_CHECK.is_active() {
                     return Reply::Expired { count: 0 };
                 }
                 self.expire(leases, *since_unix_ms, events)
@@ -90,7 +90,7 @@ impl State {
             AcquireWith::Lease(lease) => lease,
             AcquireWith::NewLease(ttl) => {
                 let lease = self.create_lease(owner, ttl);
-                match must_wait && !mutants::is_active("the time of a waiting lease runs") {
+                match must_wait && !mutants::THE_TIME_OF_A_WAITING_LEASE_RUNS.is_active() {
                     // R7: its time begins when it is granted.
                     true => self.change_lease(lease, |lease| lease.is_waiting = true),
                     false => events.push(Event::LeaseStarted { lease, ttl }),
@@ -224,11 +224,10 @@ impl State {
 
     /// R10: an acquire that had no effect yet has none any more. What was granted and is over stays as it is.
     fn give_up(&mut self, acquire: &RequestId, requester: &Requester) {
-        if !self.can_give_up(acquire, requester) || mutants::is_active("a given-up acquire is granted later")
-        {
+        if !self.can_give_up(acquire, requester) || mutants::A_GIVEN_UP_ACQUIRE_IS_GRANTED_LATER.is_active() {
             return;
         }
-        // No fingerprint: it is refused whatever it asks for.
+        // No fingerprint: it is refused for any lock.
         match requester {
             Requester::Lease(lease) => self.remember(*lease, acquire, 0, &Reply::GivenUp),
             Requester::Owner(owner) => self.remember_lease_request(owner, acquire, 0, &Reply::GivenUp),
@@ -242,7 +241,7 @@ impl State {
         for ticket in tickets {
             // It may have been granted or given up between decision and entry.
             let Some(wait) = self.waits.get(ticket) else {
-                if mutants::is_active("a cancellation ends a grant") {
+                if mutants::A_CANCELLATION_ENDS_A_GRANT.is_active() {
                     self.free_since(*ticket, &mut freed, events);
                 }
                 continue;
@@ -258,15 +257,6 @@ impl State {
         Reply::WaitsCancelled { count }
     }
 
-    /// What only a mutant does: ends the first grant since a wait began.
-    fn free_since(&mut self, ticket: Ticket, freed: &mut Freed, events: &mut Vec<Event>) {
-        let since = self.grants().find(|(_, grant)| grant.revision > ticket.0);
-        if let Some((lock, lease)) = since.map(|(lock, grant)| (lock.clone(), grant.lease)) {
-            let token = self.free(&lock, lease, Cause::Released, freed, events);
-            self.leases.get_mut(&lease).expect("a holder's lease exists").held.remove(&lock, token);
-        }
-    }
-
     fn expire(&mut self, leases: &[LeaseId], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
         let mut freed = Freed::default();
         let mut count = 0;
@@ -275,7 +265,7 @@ impl State {
             if self.leases.contains_key(lease) {
                 self.end_lease(*lease, Cause::Expired, &mut freed, events);
                 count += 1;
-                if mutants::is_active("a lock is handed to who ends in the same entry") {
+                if mutants::A_LOCK_IS_HANDED_TO_WHO_ENDS_IN_THE_SAME_ENTRY.is_active() {
                     self.hand_over(std::mem::take(&mut freed), since_unix_ms, events);
                 }
             }
@@ -308,7 +298,7 @@ impl State {
         for lock in &held {
             self.free(lock, lease_id, cause, freed, events);
         }
-        for ticket in waits.into_iter().filter(|_| !mutants::is_active("waiters outlive their lease")) {
+        for ticket in waits.into_iter().filter(|_| !mutants::WAITERS_OUTLIVE_THEIR_LEASE.is_active()) {
             self.end_wait(ticket, gone.clone(), freed, events);
         }
         // A lease that its wait had made has ended with it.
@@ -320,7 +310,7 @@ impl State {
     }
 
     /// Takes a lock from a holder, and says with which token it was held.
-    fn free(
+    pub(super) fn free(
         &mut self,
         name: &LockName,
         lease: LeaseId,
@@ -348,11 +338,10 @@ impl State {
     }
 
     pub(super) fn remember(&mut self, lease: LeaseId, request: &RequestId, fingerprint: u64, reply: &Reply) {
-        if mutants::is_active("requests of a lease are not remembered") {
-            return;
-        }
         let remembered = Remembered { fingerprint, reply: reply.clone() };
-        self.change_lease(lease, |lease| lease.requests.insert(request.clone(), remembered));
+        if !mutants::REQUESTS_OF_A_LEASE_ARE_NOT_REMEMBERED.is_active() {
+            self.change_lease(lease, |lease| lease.requests.insert(request.clone(), remembered));
+        }
     }
 
     pub(super) fn remember_lease_request(
@@ -362,11 +351,10 @@ impl State {
         fingerprint: u64,
         reply: &Reply,
     ) {
-        if mutants::is_active("requests that make leases are not remembered") {
-            return;
-        }
         let remembered = Remembered { fingerprint, reply: reply.clone() };
-        self.lease_requests.insert((owner.clone(), request.clone()), remembered);
+        if !mutants::REQUESTS_THAT_MAKE_LEASES_ARE_NOT_REMEMBERED.is_active() {
+            self.lease_requests.insert((owner.clone(), request.clone()), remembered);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Lease, State, Wait};
 use crate::command::NodeInfo;
-use crate::digest::{Mix, Part};
+use crate::digest::{DigestPart, Mix};
 use crate::holders::Grant;
 use crate::name::{LeaseId, LockName, MemberId, Ticket};
 
@@ -23,33 +23,33 @@ impl State {
 
     /// Gives back what had the id before, which is an error of the caller's.
     pub(crate) fn put_lease(&mut self, id: LeaseId, lease: Lease) -> Option<Box<Lease>> {
-        self.digest.add(Part::Lease(id, &lease));
+        self.digest.add(DigestPart::Lease(id, &lease));
         self.leases.insert(id, Box::new(lease))
     }
 
     pub(super) fn take_lease(&mut self, id: LeaseId) -> Option<Box<Lease>> {
         let lease = self.leases.remove(&id)?;
-        self.digest.take(Part::Lease(id, &lease));
+        self.digest.take(DigestPart::Lease(id, &lease));
         Some(lease)
     }
 
     /// Changes what a lease is or remembers. What it holds and waits for is no part of it.
     pub(super) fn change_lease<T>(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease) -> T) -> T {
         let lease = self.leases.get_mut(&id).expect("a lease that changes exists");
-        self.digest.take(Part::Lease(id, lease));
+        self.digest.take(DigestPart::Lease(id, lease));
         let outcome = change(lease);
-        self.digest.add(Part::Lease(id, lease));
+        self.digest.add(DigestPart::Lease(id, lease));
         outcome
     }
 
     pub(crate) fn put_grant(&mut self, name: &LockName, grant: Grant) {
-        self.digest.add(Part::Grant(name, &grant));
+        self.digest.add(DigestPart::Grant(name, &grant));
         self.locks.entry(name.clone()).or_default().holders.insert(grant);
     }
 
     pub(super) fn take_grant(&mut self, name: &LockName, lease: LeaseId) -> Option<Grant> {
         let grant = self.locks.get_mut(name)?.holders.remove(lease)?;
-        self.digest.take(Part::Grant(name, &grant));
+        self.digest.take(DigestPart::Grant(name, &grant));
         Some(grant)
     }
 
@@ -60,34 +60,34 @@ impl State {
         change: impl FnOnce(&mut Grant),
     ) -> Option<&Grant> {
         let grant = self.locks.get_mut(name)?.holders.get_mut(lease)?;
-        self.digest.take(Part::Grant(name, grant));
+        self.digest.take(DigestPart::Grant(name, grant));
         change(grant);
-        self.digest.add(Part::Grant(name, grant));
+        self.digest.add(DigestPart::Grant(name, grant));
         Some(grant)
     }
 
     pub(super) fn put_wait(&mut self, ticket: Ticket, wait: Wait) -> Option<Wait> {
-        self.digest.add(Part::Wait(ticket, &wait));
+        self.digest.add(DigestPart::Wait(ticket, &wait));
         self.waits.insert(ticket, wait)
     }
 
     pub(super) fn take_wait(&mut self, ticket: Ticket) -> Option<Wait> {
         let wait = self.waits.remove(&ticket)?;
-        self.digest.take(Part::Wait(ticket, &wait));
+        self.digest.take(DigestPart::Wait(ticket, &wait));
         Some(wait)
     }
 
     /// Replaces what is registered under the id, if anything is, and gives it back.
     pub(crate) fn put_member(&mut self, id: MemberId, node: NodeInfo) -> Option<Arc<NodeInfo>> {
         let before = self.take_member(id);
-        self.digest.add(Part::Member(id, &node));
+        self.digest.add(DigestPart::Member(id, &node));
         self.members.insert(id, Arc::new(node));
         before
     }
 
     pub(super) fn take_member(&mut self, id: MemberId) -> Option<Arc<NodeInfo>> {
         let node = self.members.remove(&id)?;
-        self.digest.take(Part::Member(id, &node));
+        self.digest.take(DigestPart::Member(id, &node));
         Some(node)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::{Lease, Lock, State, Wait};
+use super::{Lease, LockState, State, Wait};
 use crate::claim::{Mode, Scope};
 use crate::command::{Holder, NodeInfo, Waiter};
 use crate::holders::Grant;
@@ -24,6 +24,8 @@ pub struct LockView {
     pub waiters: Vec<Waiter>,
     /// How many wait for it.
     pub waiter_count: usize,
+    /// If nobody holds it: the name above it that is held with its subtree, and so covers it.
+    pub covered_by: Option<LockName>,
 }
 
 /// A lease as it is told to others.
@@ -97,6 +99,16 @@ impl State {
     /// Every lease, by id.
     pub fn leases(&self) -> impl ExactSizeIterator<Item = (LeaseId, &Lease)> {
         self.leases.iter().map(|(id, lease)| (*id, &**lease))
+    }
+
+    /// The leases with this id and higher ones, by id.
+    pub fn leases_from(&self, first: LeaseId) -> impl Iterator<Item = (LeaseId, &Lease)> {
+        self.leases.range(first..).map(|(id, lease)| (*id, &**lease))
+    }
+
+    /// At least the id of the last lease that was made; 0 before the first.
+    pub fn last_lease(&self) -> LeaseId {
+        self.last_lease
     }
 
     /// The leases behind one, by id.
@@ -174,6 +186,7 @@ impl State {
                 holder_count: 0,
                 waiters: Vec::new(),
                 waiter_count: 0,
+                covered_by: self.covered_by(name),
             },
         }
     }
@@ -238,7 +251,7 @@ impl State {
         self.quarantine
     }
 
-    fn view(&self, name: &LockName, lock: &Lock, shown_max: usize) -> LockView {
+    fn view(&self, name: &LockName, lock: &LockState, shown_max: usize) -> LockView {
         let tickets = lock.queue.iter().flat_map(|queue| queue.in_order());
         LockView {
             lock: name.clone(),
@@ -246,7 +259,12 @@ impl State {
             holder_count: lock.holders.len(),
             waiters: tickets.take(shown_max).map(|ticket| self.waiter_of(&self.waits[&ticket])).collect(),
             waiter_count: self.waiter_count(name),
+            covered_by: (lock.holders.len() == 0).then(|| self.covered_by(name)).flatten(),
         }
+    }
+
+    fn covered_by(&self, name: &LockName) -> Option<LockName> {
+        self.paths.held_above(name).next().map(LockName::from_ancestor)
     }
 
     pub(super) fn holder_of(&self, grant: &Grant) -> Holder {

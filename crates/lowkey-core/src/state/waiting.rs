@@ -1,35 +1,35 @@
-//! Who is in whose way, and how a freed lock is handed over.
+//! Conflicts, and how a freed lock is handed over (`docs/internals/waiting.md`).
 //!
-//! A request is granted at once, and a waiter when something is freed, by one and the same test: it
-//! conflicts with no holder and with no *earlier* waiter. So nobody overtakes, and whoever waits for much
-//! (an exclusive lock among sharers, a subtree among names) does not starve. One exception keeps a lease from
-//! waiting for itself: what its own subtree covers it is granted at once.
+//! One test decides for new requests and for waiters: a claim is granted if it conflicts with no holder and
+//! with no *earlier* waiter. So nobody overtakes, and claims that conflict with much (an exclusive lock among
+//! sharers, a subtree among names) do not starve. One exception prevents a deadlock of a lease with itself: what
+//! its own subtree covers it is granted at once.
 //!
-//! Granting a waiter takes nobody's way: whoever it stood in the way of as an earlier waiter, it stands
-//! in the way of as a holder. Hence all that can be granted is found first, and granted then, in the
-//! order of enqueueing.
+//! Granting a waiter blocks nobody new: it already blocked the same claims as an earlier waiter. So all that can
+//! be granted is found first, and then granted in the order of enqueueing.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use super::{Lease, Lock, State, Wait};
-use crate::claim::{Claim, Found, Mode, Scope};
+use super::{Lease, LockState, State, Wait};
+use crate::claim::{Claim, Mode, Scope};
 use crate::command::{Change, ChangeKind, Command, Event, InTheWay, Reply, WaitEnd};
 use crate::mutants;
 use crate::name::{LeaseId, LockName, Ticket, Token, Value};
+use crate::paths::RivalAt;
 
 /// After every place.
 pub(super) const LAST: Ticket = Ticket(u64::MAX);
 
 /// What stands in the way of a claim.
-struct Rival {
+pub(super) struct Rival {
     lease: LeaseId,
     mode: Mode,
     /// It covers all of the claim's name, and so stands in the way of others there too.
     covers: bool,
 }
 
-/// Where something was freed: whoever waits around there may have its turn.
+/// Where something was freed: waiters around it may have their turn.
 #[derive(Default)]
 pub(super) struct Freed {
     names: BTreeSet<LockName>,
@@ -48,20 +48,17 @@ impl State {
 
     /// True if a new request would have to wait.
     pub(super) fn is_blocked(&self, claim: &Claim) -> bool {
-        if mutants::is_active("a held lock is granted again") {
-            return false;
-        }
-        if mutants::is_active("a newcomer overtakes") {
-            return self.rival_holder(claim, self.lock_at(&claim.lock)).is_some();
-        }
-        self.rival(claim, LAST).is_some() && !self.is_covered_by_own(claim)
+        self.rival(claim, LAST).is_some()
+            && !self.is_covered_by_own(claim)
+            && !mutants::A_HELD_LOCK_IS_GRANTED_AGAIN.is_active()
+            && (!mutants::A_NEWCOMER_OVERTAKES.is_active() || self.has_rival_holder(claim))
     }
 
-    /// True if the lease holds a subtree that covers the claim, in a mode that is enough for it. Whoever
-    /// waits for something there waits for this lease: to wait behind them would be to wait for oneself.
+    /// True if the lease holds a subtree that covers the claim, in a mode that is enough for it. Others
+    /// that wait there wait for this lease: to wait behind them would be a deadlock.
     fn is_covered_by_own(&self, claim: &Claim) -> bool {
         claim.lease.is_some_and(|lease| {
-            claim.lock.ancestors().any(|path| {
+            self.paths.held_above(&claim.lock).any(|path| {
                 let own = self.locks.get(path).and_then(|lock| lock.holders.get(lease));
                 own.is_some_and(|own| {
                     let is_enough = own.mode == Mode::Exclusive || claim.mode == Mode::Shared;
@@ -80,23 +77,23 @@ impl State {
         })
     }
 
-    fn lock_at(&self, name: &LockName) -> Option<&Lock> {
+    pub(super) fn lock_at(&self, name: &LockName) -> Option<&LockState> {
         self.locks.get(name).map(Box::as_ref)
     }
 
     /// A holder that conflicts with the claim, and what it holds. `lock` is the claim's.
-    fn rival_holder(&self, claim: &Claim, lock: Option<&Lock>) -> Option<(LockName, Rival)> {
+    pub(super) fn rival_holder(&self, claim: &Claim, lock: Option<&LockState>) -> Option<(LockName, Rival)> {
         let here = lock.and_then(|lock| lock.holders.rival(claim));
         let here = here.filter(|grant| {
-            grant.mode == Mode::Exclusive || !mutants::is_active("sharers admit an exclusive holder")
+            grant.mode == Mode::Exclusive || !mutants::SHARERS_ADMIT_AN_EXCLUSIVE_HOLDER.is_active()
         });
         if let Some(grant) = here {
             let rival = Rival { lease: grant.lease, mode: grant.mode, covers: true };
             return Some((claim.lock.clone(), rival));
         }
         let (held, lease, covers) = match self.paths.rival_hold(claim)? {
-            Found::Above(path, lease) => (LockName::from_ancestor(path), lease, true),
-            Found::Below(lease) => (self.held_below(claim, lease), lease, false),
+            RivalAt::Above(path, lease) => (LockName::from_ancestor(path), lease, true),
+            RivalAt::Below(lease) => (self.held_below(claim, lease), lease, false),
         };
         let mode = self.locks[&held].holders.get(lease).expect("a hold by path is a hold").mode;
         Some((held, Rival { lease, mode, covers }))
@@ -114,14 +111,19 @@ impl State {
 
     /// A waiter before that place that conflicts with the claim, and whether it covers all of it. `lock`
     /// is the claim's.
-    fn rival_waiter(&self, claim: &Claim, lock: Option<&Lock>, before: Ticket) -> Option<(Ticket, bool)> {
+    fn rival_waiter(
+        &self,
+        claim: &Claim,
+        lock: Option<&LockState>,
+        before: Ticket,
+    ) -> Option<(Ticket, bool)> {
         let queue = lock.and_then(|lock| lock.queue.as_ref());
         if let Some(ticket) = queue.and_then(|queue| queue.rival(claim, before)) {
             return Some((ticket, true));
         }
         Some(match self.paths.rival_wait(claim, before)? {
-            Found::Above(_, ticket) => (ticket, true),
-            Found::Below(ticket) => (ticket, false),
+            RivalAt::Above(_, ticket) => (ticket, true),
+            RivalAt::Below(ticket) => (ticket, false),
         })
     }
 
@@ -166,7 +168,7 @@ impl State {
         events.push(Event::Changed(self.change_of_wait(ChangeKind::Waiting, ticket)));
     }
 
-    /// Takes a wait out of the queue, for whatever reason.
+    /// Takes a wait out of the queue.
     pub(super) fn remove_wait(&mut self, ticket: Ticket) -> Wait {
         let wait = self.take_wait(ticket).expect("a wait that ends exists");
         let lock = self.locks.get_mut(&wait.lock).expect("a lock that is waited for exists");
@@ -192,7 +194,7 @@ impl State {
     }
 
     pub(super) fn forget_if_unused(&mut self, name: &LockName) {
-        if let Some(Lock { holders, queue: None }) = self.lock_at(name)
+        if let Some(LockState { holders, queue: None }) = self.lock_at(name)
             && holders.len() == 0
         {
             self.locks.remove(name);
@@ -204,9 +206,7 @@ impl State {
         if self.queued.contains(lock) {
             freed.names.insert(lock.clone());
         }
-        for ancestor in lock.ancestors().filter(|path| self.paths.subtree_waiter_count(path) > 0) {
-            freed.names.insert(LockName::from_ancestor(ancestor));
-        }
+        freed.names.extend(self.paths.awaited_above(lock).map(LockName::from_ancestor));
         if scope == Scope::Subtree {
             let (from, before) = lock.below();
             let below = (Bound::Included(from.as_str()), Bound::Excluded(before.as_str()));
@@ -216,15 +216,15 @@ impl State {
 
     /// Grants everything that became free, to all whose turn it is, in the order of enqueueing.
     pub(super) fn hand_over(&mut self, freed: Freed, since_unix_ms: u64, events: &mut Vec<Event>) {
-        if mutants::is_active("a freed lock is not handed over") {
-            return;
-        }
         let mut turns = Vec::new();
         for name in &freed.names {
-            self.find_turns(name, &mut turns);
+            match mutants::THE_LAST_IN_LINE_GOES_FIRST.is_active() {
+                false => self.find_turns(name, &mut turns),
+                true => turns.extend(self.last_in_line(name)),
+            }
         }
         turns.sort_unstable();
-        for ticket in turns {
+        for ticket in turns.into_iter().filter(|_| !mutants::A_FREED_LOCK_IS_NOT_HANDED_OVER.is_active()) {
             self.grant_wait(ticket, since_unix_ms, events);
         }
     }
@@ -233,13 +233,7 @@ impl State {
     fn find_turns(&self, name: &LockName, turns: &mut Vec<Ticket>) {
         // Something noted earlier may have left the queue since.
         let Some(queue) = self.locks.get(name).and_then(|lock| lock.queue.as_ref()) else { return };
-        if mutants::is_active("the last in line goes first") {
-            let last = queue.in_order().last();
-            let lock = self.lock_at(name);
-            turns.extend(last.filter(|last| self.rival_holder(&self.waits[last].claim(), lock).is_none()));
-            return;
-        }
-        let are_all_subtrees = self.paths.subtree_waiter_count(name.as_str()) == queue.len();
+        let are_all_subtrees = self.paths.subtree_waiter_count(name) == queue.len();
         for ticket in queue.in_order() {
             let wait = &self.waits[&ticket];
             let Some(rival) = self.rival(&wait.claim(), ticket) else {
@@ -300,7 +294,7 @@ impl State {
     ) {
         events.push(Event::Changed(self.change_of_wait(ChangeKind::Cancelled, ticket)));
         let wait = self.remove_wait(ticket);
-        if wait.makes_lease && !mutants::is_active("a lease outlives the wait that made it") {
+        if wait.makes_lease && !mutants::A_LEASE_OUTLIVES_THE_WAIT_THAT_MADE_IT.is_active() {
             let lease = self.take_lease(wait.lease).expect("a waiter's lease exists");
             self.lease_making_waits.remove(&(lease.owner, wait.request.clone()));
             events.push(Event::LeaseEnded { lease: wait.lease });
@@ -352,7 +346,7 @@ impl State {
     }
 
     pub(super) fn next_token(&mut self) -> Token {
-        self.last_token = match mutants::is_active("token from memory instead of state") {
+        self.last_token = match mutants::TOKEN_FROM_MEMORY_INSTEAD_OF_STATE.is_active() {
             false => Token(self.last_token.0 + 1),
             true => Token(mutants::count_in_memory()),
         };

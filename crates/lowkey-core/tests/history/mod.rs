@@ -664,7 +664,8 @@ fn owner(number: u8) -> OwnerId {
 
 /// Few names, that are above and below one another, or only look so.
 fn lock_name(number: u8) -> LockName {
-    let names = ["a", "a/b", "a/b/c", "ab", "/a", "a/c"];
+    // Two of them part after paths that are the name of none.
+    let names = ["a", "a/b", "a/b/c/d/e/f", "ab", "/a", "a/b/c/x/y"];
     LockName::parse(names[usize::from(number) % names.len()]).expect("a lock name")
 }
 

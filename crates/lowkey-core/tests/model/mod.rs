@@ -1,6 +1,6 @@
 //! The rules once more, as plainly as they can be put: lists, searched from end to end.
 //!
-//! It follows the design, not the code, and knows nothing of encodings, indexes or windows: it
+//! It follows `docs/internals`, not the code, and knows nothing of encodings, indexes or windows: it
 //! remembers every request for as long as its lease or its owner may ask. Who holds is one list, who waits
 //! is another, in order; after every entry the first waiter is granted that conflicts with no holder and
 //! with no waiter before it, and then the next, until there is none.

@@ -9,7 +9,7 @@ use lowkey_core::{Command, State, mutants};
 use raft::eraftpb::{Entry, EntryType, SnapshotMetadata};
 
 use super::read_state;
-use crate::entries::SharedEntries;
+use crate::log::SharedEntries;
 use crate::output::SnapshotFile;
 use crate::wire::{self, SnapshotParts};
 
@@ -120,5 +120,5 @@ pub(crate) fn replay(state: &mut State, entry: &Entry) -> Result<(), JobError> {
 }
 
 fn left_out(entry: &Entry) -> bool {
-    mutants::is_active("an entry is left out of a snapshot's making") && entry.index.is_multiple_of(10)
+    mutants::AN_ENTRY_IS_LEFT_OUT_OF_A_SNAPSHOTS_MAKING.is_active() && entry.index.is_multiple_of(10)
 }

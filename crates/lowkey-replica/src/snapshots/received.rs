@@ -7,12 +7,12 @@ use super::read_state;
 use crate::wire::{self, WireError};
 
 /// A leader's message that names a snapshot, and that snapshot, whole and decoded. Reading it takes as
-/// long as the state is large, so it is done before the replica sees it, on whatever thread.
+/// long as the state is large, so it is done before the replica sees it, on any thread.
 pub struct ReceivedSnapshot {
-    pub(super) message: Message,
+    pub(crate) message: Message,
     /// As it goes into its file.
-    pub(super) payload: Vec<u8>,
-    pub(super) state: State,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) state: State,
 }
 
 impl ReceivedSnapshot {

@@ -1,49 +1,78 @@
 //! One accept loop for every port: HTTP/1 and HTTP/2 on a listener, within limits.
 //!
-//! - Nothing a client does ends the loop. Errors of accepting (too many open files, say) are logged
+//! - Nothing a client does ends the loop. Errors of accepting (for example too many open files) are logged
 //!   and waited out.
-//! - No connection stays for ever without a living client behind it: the first bytes and every
-//!   HTTP/1 request head have a deadline, HTTP/2 connections are pinged, and the kernel probes
-//!   connections of either kind. A call that waits for a day, and a stream that is silent for as long,
-//!   have no deadline of their own.
-//! - On stop nothing new is accepted, what is under way may end, and what does not is cut off.
+//! - No connection stays for ever without a living client behind it. The first bytes and every HTTP/1
+//!   request head have a deadline, HTTP/2 connections are pinged, and the kernel probes connections of
+//!   either kind. A call that waits for a day, and a stream that is silent for as long, have no deadline of
+//!   their own.
+//! - A full port is not closed to everyone else: idle connections make room (`crowd.rs`).
+//! - Memory that is kept for a client is charged to its connection (`charged.rs`), if the port has a
+//!   budget.
+//! - On stop nothing new is accepted. Requests under way may end, and those that do not end in time are cut
+//!   off.
+
+mod crowd;
+mod turned_away;
 
 use std::convert::Infallible;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;
 use http::Request;
 use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::codegen::Service;
 
-use super::stopped;
+use self::crowd::{Crowd, Seat};
+use super::budget::{Account, Budget, MemoryLimits};
+use super::{charged, stopped};
 
-/// How every HTTP/2 connection begins, and no HTTP/1 request does.
+/// The beginning of every HTTP/2 connection, and of no HTTP/1 request.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How long to wait after an error of accepting.
+/// The pause after an error of accepting.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often such an error is told while it lasts.
+/// How often such an error is logged while it lasts.
 const ACCEPT_TOLD_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a connection that must go may take to end what is under way.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+/// How many connections may be leaving and not closed yet. Beyond that no new one is let in, because each
+/// has a file descriptor.
+const LEAVING_MAX: usize = 8;
+/// How many clients at a time are told that there is no place for them. Other connections are merely
+/// closed.
+const TURNED_AWAY_MAX: usize = 8;
+/// How many bytes a client may send ahead of what was read, on one stream and on all streams of a
+/// connection.
+///
+/// h2 cuts off a connection whose small unread messages need more than half of its window, with 256 bytes
+/// counted for each message. So the window of a stream is much smaller: a single session must wait before
+/// it gets there, unless its messages have fewer than 16 bytes.
+const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 2 * 1024 * 1024;
 
-/// What a port bears.
+/// The limits of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeLimits {
-    /// Connections at a time; those beyond are closed at once.
+    /// Connections at a time. Further ones take the place of idle ones, or are closed at once.
     pub max_connections: usize,
+    /// What may be kept for clients, on all ports that share a [`Budget`].
+    pub memory: MemoryLimits,
     /// Requests at a time on one HTTP/2 connection.
     pub max_streams_per_connection: u32,
-    /// How long a new connection may take to say something, and an HTTP/1 one to send a request's
-    /// head. An HTTP/1 connection that is idle for so long is closed.
+    /// How long a new connection may take to ask something, and an HTTP/1 one to send a request's head. An
+    /// HTTP/1 connection that is idle for this long is closed. So is one that takes nothing of its answers
+    /// while others need the room.
     pub header_read_timeout: Duration,
     /// How often a silent connection is pinged: by HTTP/2, and by TCP below either protocol.
     pub keep_alive_interval: Duration,
@@ -57,6 +86,7 @@ impl Default for ServeLimits {
     fn default() -> Self {
         Self {
             max_connections: 10_000,
+            memory: MemoryLimits::default(),
             max_streams_per_connection: 100,
             header_read_timeout: Duration::from_secs(30),
             keep_alive_interval: Duration::from_secs(10),
@@ -80,15 +110,20 @@ impl<S> Answering for S where
 {
 }
 
-/// Serves `service` on `listener` until `stop` becomes true (or its sender is gone), then ends what
-/// is under way within [`ServeLimits::shutdown_timeout`].
+/// Serves `service` on `listener` until `stop` becomes true (or its sender is gone). Then it ends what is
+/// under way within [`ServeLimits::shutdown_timeout`]. Memory that is kept for clients is charged to
+/// `budget`; without one, nothing is counted.
 pub async fn serve(
     listener: TcpListener,
     service: impl Answering,
     limits: ServeLimits,
+    budget: Option<Arc<Budget>>,
     stop: watch::Receiver<bool>,
 ) {
     let builder = connection_builder(&limits);
+    let crowd = Crowd::new(limits.max_connections);
+    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
+    let open_max = limits.max_connections.saturating_add(LEAVING_MAX);
     let mut connections = JoinSet::new();
     let mut stop_signal = Box::pin(stopped(stop.clone()));
     // So that a crowd fills the port, but not the log.
@@ -102,20 +137,27 @@ pub async fn serve(
                 log_panic(ended);
                 continue;
             }
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept(), if connections.len() < open_max => accepted,
         };
         match accepted {
-            Ok((stream, peer)) if connections.len() >= limits.max_connections => {
-                if !is_full {
-                    tracing::warn!(%peer, limit = limits.max_connections, "full: closing new connections");
-                }
-                is_full = true;
-                drop(stream);
-            }
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
+                let account = budget.as_ref().map(|budget| budget.open(peer.ip()));
+                let Some(seat) = crowd.admit(peer.ip(), account.clone()) else {
+                    if !is_full {
+                        tracing::warn!(%peer, limit = limits.max_connections, "full: closing new connections");
+                    }
+                    is_full = true;
+                    if let Ok(permit) = Arc::clone(&turned_away).try_acquire_owned() {
+                        tokio::spawn(async move {
+                            turned_away::turn_away(stream, limits.max_connections).await;
+                            drop(permit);
+                        });
+                    }
+                    continue;
+                };
                 is_full = false;
-                let connection = connection(stream, service.clone(), builder.clone(), limits, stop.clone());
-                connections.spawn(connection);
+                let guest = Guest { stream, seat, account, stop: stop.clone() };
+                connections.spawn(connection(guest, service.clone(), builder.clone(), limits));
             }
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
@@ -139,7 +181,7 @@ pub async fn serve(
     connections.shutdown().await;
 }
 
-/// Whether an error of accepting says only that the client went away before it was accepted.
+/// Whether an error of accepting means only that the client went away before it was accepted.
 fn is_about_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
@@ -158,12 +200,14 @@ fn connection_builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits.max_streams_per_connection)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(limits.keep_alive_interval)
         .keep_alive_timeout(limits.keep_alive_timeout);
     builder
 }
 
-/// Has answers leave at once, and the kernel find out about clients that vanished without a word: an
+/// Makes answers leave at once. Also makes the kernel detect clients that vanished without a word: an
 /// HTTP/1 client that waits for its answer says nothing, and may be gone.
 fn prepare(stream: &TcpStream, limits: &ServeLimits) -> io::Result<()> {
     /// Probes that may be lost.
@@ -178,22 +222,31 @@ fn prepare(stream: &TcpStream, limits: &ServeLimits) -> io::Result<()> {
     Ok(())
 }
 
-/// Serves one connection to its end. What goes wrong here is the client's doing, and nobody else's
-/// concern.
-async fn connection(
+/// A connection, its place and its account.
+struct Guest {
     stream: TcpStream,
+    seat: Seat,
+    account: Option<Arc<Account>>,
+    stop: watch::Receiver<bool>,
+}
+
+/// Serves one connection to its end. An error here is caused by the client, and concerns no other.
+async fn connection(
+    guest: Guest,
     service: impl Answering,
     builder: auto::Builder<TokioExecutor>,
     limits: ServeLimits,
-    stop: watch::Receiver<bool>,
 ) {
+    let Guest { stream, seat, account, stop } = guest;
     let mut stop_signal = Box::pin(stopped(stop));
     if let Err(error) = prepare(&stream, &limits) {
         tracing::debug!(%error, "cannot set the options of a connection");
     }
+    let mut has_to_go = Box::pin(seat.has_to_go(limits.header_read_timeout));
     let beginning = tokio::select! {
         beginning = timeout(limits.header_read_timeout, read_beginning(stream)) => beginning,
         () = &mut stop_signal => return,
+        () = &mut has_to_go => return,
     };
     // Silent, or gone before it said anything.
     let Ok(Ok((protocol, io))) = beginning else { return };
@@ -202,13 +255,17 @@ async fn connection(
         Protocol::Http1 => builder.http1_only(),
         Protocol::Http2 => builder.http2_only(),
     };
-    let service = TowerToHyperService::new(service);
+    let service = service_fn(move |request| charged::answer(service.clone(), account.clone(), request));
     let mut connection = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), service));
     let ended = tokio::select! {
         ended = &mut connection => ended,
         () = &mut stop_signal => {
             connection.as_mut().graceful_shutdown();
             connection.await
+        }
+        () = &mut has_to_go => {
+            connection.as_mut().graceful_shutdown();
+            timeout(LEAVE_TIME, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {
@@ -222,8 +279,8 @@ enum Protocol {
     Http2,
 }
 
-/// Reads until the protocol is clear; the bytes are read again from the returned stream. The builder
-/// could find out by itself, but would wait for ever.
+/// Reads until the protocol is clear. The returned stream yields these bytes again. The builder could
+/// detect the protocol by itself, but would wait for ever.
 async fn read_beginning(stream: TcpStream) -> io::Result<(Protocol, impl AsyncRead + AsyncWrite + Unpin)> {
     let (mut reader, writer) = stream.into_split();
     let mut beginning = Vec::with_capacity(HTTP2_PREFACE.len());

@@ -119,7 +119,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
 
 async fn make_lease(node: &RunningNode) {
     let request = CreateLeaseRequest { owner_id: "me".into(), ttl_seconds: 600, ..Default::default() };
-    node.service.create_lease(request).await.unwrap();
+    node.service.call(request).await.unwrap();
 }
 
 /// The runtime has one thread here, the test's own: what it waits for, everybody waits for.

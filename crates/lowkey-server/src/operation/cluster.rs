@@ -1,26 +1,23 @@
 //! Members.
 
-use lowkey_api::ApiError;
 use lowkey_api::v1::{
     AddPeerRequest, AddPeerResponse, RemovePeerRequest, RemovePeerResponse, TransferLeaderRequest,
     TransferLeaderResponse,
 };
+use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::ADDRESS_BYTES_MAX;
 use lowkey_core::{Command, Invalid, MemberId, NodeIdentity, NodeInfo, NodeName, Reply};
 use lowkey_replica::{Request, Response};
 
-use super::{Operation, unexpected, with_request_id};
+use super::{Operation, unexpected};
+use crate::join::REMOVED_MEMBER;
+use crate::service::{Service, members};
 
 impl Operation for AddPeerRequest {
-    type Response = AddPeerResponse;
-    const NAME: &'static str = "AddPeer";
-    const NUMBER: u32 = 7;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         let name = NodeName::parse(&self.node_id)?;
-        // Whatever only a node itself can know is left away by those who expect one.
+        // A request that only announces an expected node leaves out everything that only the node itself
+        // can know.
         let is_expected = self.identity.is_empty()
             && self.grpc_address.is_empty()
             && self.http_address.is_empty()
@@ -54,22 +51,33 @@ impl Operation for AddPeerRequest {
 
     fn respond(&self, response: Response) -> Result<AddPeerResponse, ApiError> {
         match response {
-            // The service adds what is not the replica's to say: the cluster and its members.
             Response::Applied(Reply::MemberAdded { member }) => {
                 Ok(AddPeerResponse { member_id: member.0, ..AddPeerResponse::default() })
             }
             other => Err(unexpected(&other)),
         }
     }
+
+    fn complete(
+        &self,
+        service: &Service,
+        outcome: Result<AddPeerResponse, ApiError>,
+    ) -> Result<AddPeerResponse, ApiError> {
+        let status = service.lanes.root().view.status();
+        let member = MemberId(self.member_id);
+        let response = outcome.map_err(|error| {
+            // A removed node that renews its addresses may have no other way to learn that it was removed.
+            match error.reason == Reason::NodeNotFound && status.has_removed(member) {
+                true => error.with(REMOVED_MEMBER, member),
+                false => error,
+            }
+        })?;
+        let cluster_id = service.hello.cluster.to_string();
+        Ok(AddPeerResponse { cluster_id, members: members(&status), ..response })
+    }
 }
 
 impl Operation for RemovePeerRequest {
-    type Response = RemovePeerResponse;
-    const NAME: &'static str = "RemovePeer";
-    const NUMBER: u32 = 12;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(Request::Command(Command::RemoveMember {
             name: NodeName::parse(&self.node_id)?,
@@ -88,26 +96,30 @@ impl Operation for RemovePeerRequest {
 }
 
 impl Operation for TransferLeaderRequest {
-    type Response = TransferLeaderResponse;
-    const NAME: &'static str = "TransferLeader";
-    const NUMBER: u32 = 13;
-    // To ask again for what has happened is harmless.
-    const CHANGES: bool = false;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(Request::Transfer { to: NodeName::parse(&self.node_id)? })
     }
 
     fn respond(&self, response: Response) -> Result<TransferLeaderResponse, ApiError> {
         match response {
-            // The service adds where that node is.
             Response::Leads { .. } => Ok(TransferLeaderResponse {
                 leader_id: self.node_id.clone(),
                 ..TransferLeaderResponse::default()
             }),
             other => Err(unexpected(&other)),
         }
+    }
+
+    fn complete(
+        &self,
+        service: &Service,
+        outcome: Result<TransferLeaderResponse, ApiError>,
+    ) -> Result<TransferLeaderResponse, ApiError> {
+        let TransferLeaderResponse { leader_id, .. } = outcome?;
+        let status = service.lanes.root().view.status();
+        let leader = status.members.iter().find(|member| member.node.name.as_str() == leader_id);
+        let leader_address = leader.map(|leader| leader.node.grpc_address.clone()).unwrap_or_default();
+        Ok(TransferLeaderResponse { leader_id, leader_address })
     }
 }
 

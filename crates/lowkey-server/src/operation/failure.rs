@@ -1,13 +1,13 @@
-//! What is told when there is no good answer: every refusal gets its reason here.
+//! The answers when there is no good one: every refusal gets its reason here.
 
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::{
-    IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, TTL_SECONDS_MAX, WAITERS_PER_LOCK_MAX,
+    IN_FLIGHT_PER_LEASE_MAX, LOCKS_PER_LEASE_MAX, MEMBERS_MAX, TTL_SECONDS_MAX, WAITERS_PER_LOCK_MAX,
 };
 use lowkey_core::{InTheWay, LockName, Mode, Refusal, Scope};
 use lowkey_replica::{CannotLead, Divergence, Failure};
 
-/// A refusal of the replica as the caller is told it; nothing if the caller should ask another node.
+/// A refusal of the replica, as the caller is told it. `None` if the caller should ask another node.
 pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
     Some(match failure {
         Failure::NotLeader { .. } | Failure::Interrupted { .. } => return None,
@@ -32,6 +32,13 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
         Failure::TooManyLeases { leases_max } => {
             ApiError::new(Reason::LimitLeases, format!("there are {leases_max} leases, as many as there may be"))
         }
+        Failure::TooManyMembers => ApiError::new(
+            Reason::LimitMembers,
+            format!(
+                "the cluster has {MEMBERS_MAX} nodes, as many as it may, those that are only expected included; remove \
+                 one first: lowkey member remove NAME"
+            ),
+        ),
         Failure::DiskFull => ApiError::new(
             Reason::LimitDisk,
             "the leader's disk is full: no new leases or locks until there is space; renewals and releases go on",
@@ -77,7 +84,7 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
     })
 }
 
-/// The states of the replicas differ. A replica that leads says so to others without saying more.
+/// The states of the replicas differ. A leading replica says so to others without details.
 pub(crate) fn diverged(divergence: Option<Divergence>) -> ApiError {
     let what = match divergence {
         Some(Divergence::Minority { index }) => format!(
@@ -85,15 +92,15 @@ pub(crate) fn diverged(divergence: Option<Divergence>) -> ApiError {
              from the leader"
         ),
         Some(Divergence::NoMajority { index }) => format!(
-            "the nodes' states differ as of entry {index}, and no majority has the same: no node serves; see \"When nodes \
-             differ\" in docs/operations.md"
+            "the nodes' states differ as of entry {index}, and no majority has the same: no node serves; see \
+             docs/operate/symptoms/node-diverged.md"
         ),
         None => "the leader's state differs from that of other nodes: it does not serve".to_owned(),
     };
     ApiError::new(Reason::NodeDiverged, format!("{what}; nothing was done")).retry_after_ms(500)
 }
 
-/// The cluster began anew, and whoever held something before may still believe that it does.
+/// The cluster began anew, and a client that held something before may still believe that it does.
 fn recovering(left_ms: u64) -> ApiError {
     let seconds = left_ms.div_ceil(1000).max(1);
     ApiError::new(
@@ -107,7 +114,8 @@ fn recovering(left_ms: u64) -> ApiError {
     .retry_after_ms(left_ms.max(100))
 }
 
-/// It may have happened: the caller can find out by asking again under the same id.
+/// It may have happened. The request is idempotent: the caller can find out by asking again with the same
+/// id.
 pub(crate) fn outcome_unknown(request_id: &str) -> ApiError {
     ApiError::new(
         Reason::OutcomeUnknown,
@@ -117,7 +125,7 @@ pub(crate) fn outcome_unknown(request_id: &str) -> ApiError {
     .retry_after_ms(200)
 }
 
-/// The caller's wait was cut short by the service; its place may be kept for a while.
+/// The service cut the caller's wait short. Its place may be kept for a while.
 pub(crate) fn place_kept(request_id: &str) -> ApiError {
     ApiError::new(
         Reason::OutcomeUnknown,
@@ -140,7 +148,7 @@ fn wait_timeout(lock: &LockName, in_the_way: Option<InTheWay>) -> ApiError {
     }
 }
 
-/// Who is in the way, for a person.
+/// Names the holder that is in the way, for a person.
 fn held(lock: &LockName, in_the_way: &InTheWay) -> String {
     let InTheWay { held, holder, waiters } = in_the_way;
     let what = match (holder.scope, held == lock) {
@@ -234,7 +242,7 @@ fn refused(refusal: Refusal) -> ApiError {
         ),
         Refusal::NodeNameTaken { name, by: _ } => ApiError::new(
             Reason::NodeNameTaken,
-            // The other's identity is not told: it is what tells members from strangers.
+            // The other node's identity is not told: it is what distinguishes members from strangers.
             format!(
                 "another node named {name} is a member already; choose another --node-id, or, if that node is lost \
                  for good, remove it first: lowkey member remove {name}"

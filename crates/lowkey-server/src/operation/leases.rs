@@ -1,10 +1,11 @@
 //! Leases.
 
+use futures::future::join_all;
 use lowkey_api::ApiError;
 use lowkey_api::v1::{
-    self, CreateLeaseRequest, CreateLeaseResponse, GetLeaseRequest, GetLeaseResponse, LeaseGrant, LeaseWait,
-    ListLeasesRequest, ListLeasesResponse, RenewLeaseRequest, RenewLeaseResponse, RevokeLeaseRequest,
-    RevokeLeaseResponse,
+    self, CreateLeaseRequest, CreateLeaseResponse, GetLeaseRequest, GetLeaseResponse, HeartbeatResponse,
+    LeaseGrant, LeaseWait, LeasesRenewed, ListLeasesRequest, ListLeasesResponse, RenewLeaseRequest,
+    RenewLeaseResponse, RenewLeases, RevokeLeaseRequest, RevokeLeaseResponse,
 };
 use lowkey_core::{
     Command, GrantView, Holds, Invalid, LeaseId, LeaseView, LockName, OwnerId, Reply, RequestId, Ttl,
@@ -13,15 +14,10 @@ use lowkey_core::{
 use lowkey_replica::{Query, Remaining, Request, Response};
 
 use super::reads::{count, mode, page_size, page_token, read, remaining_ms, scope, unix_ms};
-use super::{Operation, actor, lease_id, unexpected, with_request_id};
+use super::{Answer, Operation, actor, lease_id, unexpected};
+use crate::service::Service;
 
 impl Operation for CreateLeaseRequest {
-    type Response = CreateLeaseResponse;
-    const NAME: &'static str = "CreateLease";
-    const NUMBER: u32 = 1;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(Request::Command(Command::CreateLease {
             owner: OwnerId::parse(&self.owner_id)?,
@@ -41,14 +37,8 @@ impl Operation for CreateLeaseRequest {
 }
 
 impl Operation for RenewLeaseRequest {
-    type Response = RenewLeaseResponse;
-    const NAME: &'static str = "RenewLease";
-    const NUMBER: u32 = 2;
-    const CHANGES: bool = false;
-
     fn parse(&self) -> Result<Request, Invalid> {
-        let holds = self.holds.map(|holds| Holds { count: holds.count, digest: holds.digest });
-        Ok(Request::Renew { lease: lease_id(self.lease_id)?, holds })
+        Ok(Request::Renew { lease: lease_id(self.lease_id)?, holds: holds(self) })
     }
 
     fn respond(&self, response: Response) -> Result<RenewLeaseResponse, ApiError> {
@@ -61,12 +51,49 @@ impl Operation for RenewLeaseRequest {
     }
 }
 
-impl Operation for GetLeaseRequest {
-    type Response = GetLeaseResponse;
-    const NAME: &'static str = "GetLease";
-    const NUMBER: u32 = 14;
-    const CHANGES: bool = false;
+/// What the client believes that its lease holds.
+pub(crate) fn holds(request: &RenewLeaseRequest) -> Option<Holds> {
+    request.holds.map(|holds| Holds { count: holds.count, digest: holds.digest })
+}
 
+/// The outcome of a renewal, as streams tell it.
+pub(crate) fn renewed(
+    lease_id: u64,
+    seq: u64,
+    outcome: Result<RenewLeaseResponse, ApiError>,
+) -> HeartbeatResponse {
+    match outcome {
+        Ok(RenewLeaseResponse { ttl_seconds, holds_differ }) => {
+            HeartbeatResponse { lease_id, ttl_seconds, seq, holds_differ, ..HeartbeatResponse::default() }
+        }
+        Err(error) => HeartbeatResponse {
+            lease_id,
+            ttl_seconds: 0,
+            seq,
+            error_reason: error.reason.as_str().to_owned(),
+            error_message: error.message,
+            holds_differ: false,
+        },
+    }
+}
+
+impl Answer for RenewLeases {
+    async fn answer(self, service: &Service) -> Result<LeasesRenewed, ApiError> {
+        let holds = self.holds.into_iter().map(Some).chain(std::iter::repeat(None));
+        let requests = self.lease_ids.into_iter().zip(holds);
+        let requests: Vec<_> =
+            requests.map(|(lease_id, holds)| RenewLeaseRequest { lease_id, holds }).collect();
+        let settled = service.renew_together(&requests).await;
+        let alone = requests.iter().zip(&settled).filter(|(_, settled)| settled.is_none());
+        let mut alone = join_all(alone.map(|(request, _)| service.operate(*request))).await.into_iter();
+        let outcomes = settled.into_iter().filter_map(|settled| settled.or_else(|| alone.next()));
+        let told = requests.iter().zip(outcomes);
+        let told = told.map(|(request, outcome)| renewed(request.lease_id, 0, outcome));
+        Ok(LeasesRenewed { renewals: told.collect() })
+    }
+}
+
+impl Operation for GetLeaseRequest {
     fn parse(&self) -> Result<Request, Invalid> {
         let query = Query::Lease {
             lease: lease_id(self.lease_id)?,
@@ -92,11 +119,6 @@ impl Operation for GetLeaseRequest {
 }
 
 impl Operation for ListLeasesRequest {
-    type Response = ListLeasesResponse;
-    const NAME: &'static str = "ListLeases";
-    const NUMBER: u32 = 15;
-    const CHANGES: bool = false;
-
     fn parse(&self) -> Result<Request, Invalid> {
         let owner = match self.owner_id.as_str() {
             "" => None,
@@ -152,12 +174,6 @@ fn wait(wait: WaitView) -> LeaseWait {
 }
 
 impl Operation for RevokeLeaseRequest {
-    type Response = RevokeLeaseResponse;
-    const NAME: &'static str = "RevokeLease";
-    const NUMBER: u32 = 3;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(Request::Command(Command::RevokeLease {
             lease: lease_id(self.lease_id)?,

@@ -1,4 +1,4 @@
-//! Locks: taking them, waiting for them, giving them back, and what is shown with them.
+//! Locks: acquiring them, waiting for them, releasing them, and what is shown with them.
 
 use std::time::Duration;
 
@@ -7,28 +7,25 @@ use lowkey_api::v1::{
     self, AcquireLockRequest, AcquireLockResponse, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
     ReleaseLockResponse,
 };
+use lowkey_core::limits::WAIT_MS_MAX;
 use lowkey_core::{
     AcquireWith, Command, GrantRef, Invalid, LeaseId, LockName, Mode, OwnerId, Reply, RequestId, Requester,
     Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Request, Response};
 
-use super::{Operation, actor, lease_id, unexpected, with_request_id};
+use super::{Operation, actor, lease_id, unexpected};
+
+// The limit that clients are told is the limit of the state machine.
+const _: () = assert!(lowkey_api::limits::WAIT_MAX.as_millis() == WAIT_MS_MAX as u128);
 
 impl Operation for AcquireLockRequest {
-    type Response = AcquireLockResponse;
-    const NAME: &'static str = "AcquireLock";
-    const NAME_WAITING: &'static str = "AcquireLockWaiting";
-    const NUMBER: u32 = 4;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn wait(&self) -> Duration {
         Duration::from_millis(u64::try_from(self.wait_ms).unwrap_or_default())
     }
 
     fn wait_on(&mut self, left: Duration) {
-        // Not 0: that would be another question.
+        // Not 0: that would mean "do not wait".
         self.wait_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX).max(1);
     }
 
@@ -47,7 +44,7 @@ impl Operation for AcquireLockRequest {
         };
         let wait = WaitTime::parse(self.wait_ms)?;
         let command = Command::Acquire {
-            lock: LockName::parse(&self.lock_name)?,
+            lock: LockName::parse_wanted(&self.lock_name)?,
             owner: OwnerId::parse(&self.owner_id)?,
             with,
             mode: mode(self.mode)?,
@@ -103,12 +100,6 @@ fn given_token(fencing_token: u64) -> Option<Token> {
 }
 
 impl Operation for ReleaseLockRequest {
-    type Response = ReleaseLockResponse;
-    const NAME: &'static str = "ReleaseLock";
-    const NUMBER: u32 = 5;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         let grant = match (self.lease_id, self.acquire_request_id.as_str()) {
             (0, "") => return Err(Invalid::new("lease_id", "must name the lease that holds the lock")),
@@ -142,12 +133,6 @@ impl Operation for ReleaseLockRequest {
 }
 
 impl Operation for ProclaimRequest {
-    type Response = ProclaimResponse;
-    const NAME: &'static str = "Proclaim";
-    const NUMBER: u32 = 10;
-    const CHANGES: bool = true;
-    with_request_id!();
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(Request::Command(Command::SetValue {
             lock: election(&self.election)?,

@@ -1,4 +1,8 @@
-//! Looking at locks.
+//! Reading locks.
+//!
+//! A read is linearizable unless the client asks for a stale one. The leader answers it after a ReadIndex
+//! round, which proves that no other leader had been elected when the read arrived. A stale read is
+//! answered by the node that was asked, from what it has applied.
 
 use lowkey_api::ApiError;
 use lowkey_api::v1::{
@@ -11,17 +15,12 @@ use lowkey_replica::{Query, Remaining, Request, Response};
 use super::{Operation, unexpected};
 use crate::peers::proto::{ReadRevisionRequest, ReadRevisionResponse};
 
-/// Locks in a list, if nothing else is wished.
+/// The number of locks in a list, if the request names none.
 const PAGE_SIZE: u32 = 100;
-/// Locks in a list at most.
+/// The most locks in a list.
 const PAGE_SIZE_MAX: u32 = 1_000;
 
 impl Operation for GetLockRequest {
-    type Response = GetLockResponse;
-    const NAME: &'static str = "GetLock";
-    const NUMBER: u32 = 6;
-    const CHANGES: bool = false;
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(read(Query::Lock { lock: LockName::parse(&self.lock_name)? }, self.stale))
     }
@@ -35,11 +34,6 @@ impl Operation for GetLockRequest {
 }
 
 impl Operation for ListLocksRequest {
-    type Response = ListLocksResponse;
-    const NAME: &'static str = "ListLocks";
-    const NUMBER: u32 = 8;
-    const CHANGES: bool = false;
-
     fn parse(&self) -> Result<Request, Invalid> {
         let count_max = page_size(self.page_size)?;
         let after = page_token(&self.page_token, |token| LockName::parse(token).ok())?;
@@ -64,11 +58,6 @@ impl Operation for ListLocksRequest {
 }
 
 impl Operation for CheckTokenRequest {
-    type Response = CheckTokenResponse;
-    const NAME: &'static str = "CheckToken";
-    const NUMBER: u32 = 9;
-    const CHANGES: bool = false;
-
     fn parse(&self) -> Result<Request, Invalid> {
         let lock = LockName::parse(&self.lock_name)?;
         match self.fencing_token {
@@ -89,14 +78,9 @@ impl Operation for CheckTokenRequest {
     }
 }
 
-/// Only between nodes: how far the log is committed, for a watch that is to begin beyond what the asked
-/// node knows.
+/// Only between nodes: how far the log is committed. It is asked for a watch that must begin beyond what
+/// the asked node knows.
 impl Operation for ReadRevisionRequest {
-    type Response = ReadRevisionResponse;
-    const NAME: &'static str = "ReadRevision";
-    const NUMBER: u32 = 11;
-    const CHANGES: bool = false;
-
     fn parse(&self) -> Result<Request, Invalid> {
         Ok(Request::Read(Query::Revision))
     }
@@ -113,7 +97,7 @@ pub(super) fn read(query: Query, stale: bool) -> Request {
     if stale { Request::ReadStale(query) } else { Request::Read(query) }
 }
 
-/// How many of a list are wanted.
+/// How many items of a list are wanted.
 pub(super) fn page_size(page_size: u32) -> Result<usize, Invalid> {
     match page_size {
         0 => Ok(PAGE_SIZE as usize),
@@ -157,12 +141,13 @@ fn told(lock: LockView, remaining: &Remaining, revision: u64) -> GetLockResponse
         holder_count: count(lock.holder_count),
         holders: lock.holders.into_iter().map(|it| holder(it, remaining)).collect(),
         waiter_count: count(lock.waiter_count),
+        covered_by: lock.covered_by.map(|name| name.to_string()).unwrap_or_default(),
         waiters: (1..).zip(lock.waiters).map(|(position, it)| waiter(position, &it)).collect(),
         revision,
     }
 }
 
-/// A holder as it is told to clients.
+/// A holder, as clients are told of it.
 pub(crate) fn holder(holder: Holder, remaining: &Remaining) -> LockHolder {
     LockHolder {
         owner_id: holder.owner.to_string(),

@@ -1,5 +1,5 @@
-//! What the log says of nodes that cannot be reached, or are not let in: it is tried many times a second, and said
-//! once.
+//! Log messages about nodes that cannot be reached, or that are refused. Connecting is tried many times a
+//! second, but logged once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,14 +8,15 @@ use std::time::Duration;
 use lowkey_core::MemberId;
 use tokio::time::Instant;
 
-/// How often at most another cause is told, or the same refusal again.
+/// The shortest time until another cause is logged, or the same refusal again.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// An attempt that lasted so long has got through: a peer that says nothing is given up sooner than this.
+/// An attempt that lasted this long got through: a silent peer is given up sooner than this.
 const REACHED_AFTER: Duration = Duration::from_secs(5);
-/// Causes that are remembered. They come from others, and others may make up many.
+/// How many causes are remembered. They come from other nodes, which may make up many.
 const CAUSES_MAX: usize = 64;
 
-/// What was said of one member, by whichever task of its link: once until it takes what is sent to it again.
+/// What was logged about one member, by any task of its link. It is logged once until the member takes
+/// messages again.
 #[derive(Clone, Default)]
 pub(super) struct OfMember(Arc<Mutex<Said>>);
 
@@ -26,7 +27,7 @@ struct Said {
 }
 
 impl OfMember {
-    /// An attempt failed that began at `since`.
+    /// An attempt that began at `since` failed.
     pub(super) fn failed(&self, to: MemberId, what: &str, since: Instant, status: Option<tonic::Status>) {
         let now = Instant::now();
         if now - since >= REACHED_AFTER {
@@ -52,7 +53,7 @@ impl OfMember {
     }
 }
 
-/// One cause, and another one only after a while.
+/// Reports one cause, and another one only after a while.
 #[derive(Default)]
 struct Once(Option<(String, Instant)>);
 
@@ -69,14 +70,14 @@ impl Once {
     }
 }
 
-/// Each cause once in a while, however many there are at a time.
+/// Reports each cause once in a while, no matter how many there are at a time.
 #[derive(Default)]
 pub(super) struct Rarely {
     said: BTreeMap<String, Instant>,
 }
 
 impl Rarely {
-    /// True if this was not said a moment ago.
+    /// True if this cause was not logged recently.
     pub(super) fn is_news(&mut self, cause: &str) -> bool {
         self.is_news_at(cause, Instant::now())
     }
@@ -91,8 +92,8 @@ impl Rarely {
     }
 }
 
-/// Why a connection failed; nothing if it did not, and the member itself said no. The last cause says most:
-/// "connection refused" rather than "transport error".
+/// Why a connection failed. `None` if it did not fail, and the member itself refused. The innermost cause
+/// says most: "connection refused" rather than "transport error".
 fn transport_error(status: &tonic::Status) -> Option<String> {
     let mut cause = std::error::Error::source(status)?;
     while let Some(source) = cause.source() {

@@ -1,12 +1,12 @@
-//! Requests that this node passes on to the leader, on one stream for all.
+//! Requests that this node forwards to the leader, all on one stream.
 //!
-//! A forwarder never sends a request twice. What was not sent was not done; what was sent and not
-//! answered may have been, and the two are told apart.
+//! A forwarder never sends a request twice. A request that was not sent was not done. A request that was
+//! sent but not answered may have been done. Callers are told which of the two it is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lowkey_core::MemberId;
+use lowkey_core::{GroupId, MemberId};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt as _;
@@ -17,7 +17,7 @@ use super::link::Wire;
 use super::proto::forward_reply::Outcome;
 use super::proto::{ForwardReply, ForwardRequest};
 
-/// What is passed on.
+/// A message of the forwarder.
 pub(crate) enum Forward {
     /// A request.
     Request(Forwarded),
@@ -29,6 +29,7 @@ pub(crate) enum Forward {
 pub(crate) struct Forwarded {
     /// Unique among all requests of this process.
     pub(crate) number: u64,
+    pub(crate) group: GroupId,
     pub(crate) operation: u32,
     pub(crate) request: Vec<u8>,
     pub(crate) answer: oneshot::Sender<Result<Outcome, ForwardError>>,
@@ -37,21 +38,21 @@ pub(crate) struct Forwarded {
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForwardError {
-    /// It was never sent: nothing was done.
+    /// It was never sent, so nothing was done.
     NotSent,
-    /// It was sent, and then the link broke: it may have been done.
+    /// It was sent, and then the link broke. It may have been done.
     Lost,
 }
 
-/// Requests that may be on the stream's way out.
+/// How many requests may wait in the stream to be sent.
 const OUTGOING_MAX: usize = 1024;
 const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Opens the stream when the first request comes, and anew after it broke.
+/// Opens the stream when the first request comes, and again after it broke.
 pub(super) async fn forward_requests(mut wire: Wire, forwards: Arc<Mutex<mpsc::Receiver<Forward>>>) {
     let mut forwards = forwards.lock().await;
     while let Some(first) = forwards.recv().await {
-        // What no stream carries needs not be taken back.
+        // An abandoned request that no stream carries need not be taken back.
         let Forward::Request(first) = first else { continue };
         let (sender, receiver) = mpsc::channel::<ForwardRequest>(OUTGOING_MAX);
         let call = wire.hello.sign(wire.to, ReceiverStream::new(receiver));
@@ -89,7 +90,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Runs until the stream breaks or the link ends. Whoever waits then is told.
+    /// Runs until the stream breaks or the link ends. Callers that still wait then are told.
     async fn run(
         &mut self,
         first: Forwarded,
@@ -122,9 +123,10 @@ impl Stream {
     }
 
     async fn send(&mut self, forwarded: Forwarded) {
-        let Forwarded { number, operation, request, answer } = forwarded;
+        let Forwarded { number, group, operation, request, answer } = forwarded;
         self.waiting.insert(number, answer);
-        let message = ForwardRequest { number, operation, request, abandon: false };
+        let group = group.number_to_tell();
+        let message = ForwardRequest { number, operation, request, abandon: false, group };
         if self.sender.send(message).await.is_err()
             && let Some(caller) = self.waiting.remove(&number)
         {
@@ -136,7 +138,7 @@ impl Stream {
     async fn abandon(&mut self, number: u64) {
         if self.waiting.remove(&number).is_some() {
             let message = ForwardRequest { number, abandon: true, ..ForwardRequest::default() };
-            // A stream that is gone has told the leader already.
+            // If the stream is gone, the leader has noticed that already.
             let _ = self.sender.send(message).await;
         }
     }

@@ -1,13 +1,14 @@
-//! Messages one after the other in a stream of bytes: each with its length before it (4 bytes, little endian).
+//! Messages in a stream of bytes, one after the other. Each has its length before it (4 bytes, little
+//! endian).
 
 use bytes::{Buf as _, BytesMut};
 use tonic::Status;
 
 const LENGTH_BYTES: usize = 4;
-/// The largest message. An append holds about a mebibyte of entries, and one entry more.
+/// The largest message. An append holds about one mebibyte of entries, and one entry more.
 const FRAME_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Puts a message into a frame, behind the frames that are there.
+/// Adds a message as a frame behind the existing frames.
 pub(super) fn add_frame(frames: &mut Vec<u8>, message: &[u8]) {
     // A message is never larger than the largest frame, which is far below this.
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
@@ -31,14 +32,15 @@ pub(super) fn fitting(frames: &[u8], room: usize) -> &[u8] {
     &frames[..end]
 }
 
-/// The next whole frame, if it is there.
+/// The next complete frame, if there is one.
 pub(super) fn take_frame(received: &mut BytesMut) -> Result<Option<BytesMut>, Status> {
     let Some(length) = received.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
     if length > FRAME_BYTES_MAX {
         return Err(Status::invalid_argument(format!("a frame of {length} bytes")));
     }
-    // Room is made for what arrives, not for what is announced: the one costs its sender as much, the other nothing.
+    // Allocate for the bytes that arrive, not for the length that is announced. Sending bytes costs the
+    // sender as much; announcing a length costs it nothing.
     if received.len() < LENGTH_BYTES + length {
         return Ok(None);
     }

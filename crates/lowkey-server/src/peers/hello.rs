@@ -1,7 +1,7 @@
-//! Who calls, and whom: checked on every call between nodes before anything else is read.
+//! The sender and the receiver of a call between nodes, checked on every call before anything else is read.
 //!
-//! A node of another cluster, a stranger, or a node that came back under another identity must not
-//! get a single message into this node's replica.
+//! These must not get a single message into this node's replica: a node of another cluster, a stranger, a
+//! node that came back with another identity.
 
 use http::HeaderMap;
 use lowkey_core::{ClusterId, MemberId, NodeIdentity};
@@ -16,11 +16,11 @@ const FROM: &str = "lowkey-from";
 const IDENTITY: &str = "lowkey-identity";
 const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
-/// On a refusal: the caller has been a member and is none any more. It will never be let in again.
+/// On a refusal: the caller was a member once and is none any more. It will never be let in again.
 const REMOVED: &str = "lowkey-removed";
-/// How much is quoted of what a caller gives.
+/// How many characters of a caller's value are quoted.
 const QUOTED_CHARS_MAX: usize = 40;
-/// How much of another's reason is told.
+/// How many characters of another node's reason are told.
 const CAUSE_CHARS_MAX: usize = 200;
 
 /// The refusal of a member that was removed.
@@ -36,8 +36,8 @@ pub(crate) fn says_removed(status: &GrpcStatus) -> bool {
     status.code() == Code::PermissionDenied && status.metadata().contains_key(REMOVED)
 }
 
-/// A refusal as it stands in an answer's headers, if there is one. `tonic` has this as well, and panics on details that it
-/// cannot read; who refuses may be anybody.
+/// The refusal in an answer's headers, if there is one. `tonic` has such a function too, but it panics on
+/// details that it cannot read, and the refusal may come from anyone.
 pub(super) fn read_refusal(headers: &HeaderMap) -> Option<GrpcStatus> {
     let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
     let cause = headers.get("grpc-message").map(|cause| unescaped(cause.as_bytes())).unwrap_or_default();
@@ -48,7 +48,7 @@ pub(super) fn read_refusal(headers: &HeaderMap) -> Option<GrpcStatus> {
     Some(refusal)
 }
 
-/// `%20` and the like as what they stand for.
+/// Decodes `%20` and the like.
 fn unescaped(mut text: &[u8]) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     while let [first, rest @ ..] = text {
@@ -60,12 +60,12 @@ fn unescaped(mut text: &[u8]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What others say is not quoted at any length.
+/// Limits how much is quoted of what others say.
 fn cut(text: &str, chars_max: usize) -> String {
     text.chars().take(chars_max).collect()
 }
 
-/// Who this node is, as it tells its peers.
+/// This node's identity, as it tells its peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Hello {
     pub(crate) cluster: ClusterId,
@@ -74,7 +74,7 @@ pub(crate) struct Hello {
     pub(crate) raft_address: String,
 }
 
-/// A caller, in its own words.
+/// A caller, as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) member: MemberId,
@@ -83,7 +83,8 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Lets it in, or says why not, by what is applied here now. To be asked again while it is heard.
+    /// Lets the caller in, or says why not, according to what is applied here now. Ask again for as long as
+    /// it is heard.
     pub(crate) fn check(&self, status: &Status) -> Result<(), GrpcStatus> {
         let member = self.member;
         if status.has_removed(member) {
@@ -96,12 +97,12 @@ impl Caller {
                 Err(GrpcStatus::permission_denied(cause))
             }
             Some(Some(_)) => Ok(()),
-            // Its identity went with its entry in the register, but it still has a part in the quorum.
+            // Its identity went with its entry in the register, but it is still part of the quorum.
             None if status.leaving.contains(&member) => Ok(()),
-            // A higher number may be newer than what this node has applied, and one that was expected may
-            // have come. It is heard only where that matters: by a node that knows nobody yet, in an election,
-            // or if it won one. While another leads, a newcomer has nothing to say to a node that has not heard
-            // of it.
+            // A higher number may belong to a member that is newer than what this node has applied, and a
+            // member that was expected may have come. It is heard only where that matters: by a node that
+            // knows no members yet, during an election, or if it won one. While another node leads, a
+            // newcomer has nothing to say to a node that has not heard of it.
             Some(None) | None
                 if !status.members.is_empty() && status.leader.is_some_and(|leader| leader != member) =>
             {
@@ -112,15 +113,16 @@ impl Caller {
         }
     }
 
-    /// True if nobody else can have said this: it has the identity that the member was registered with.
+    /// True if the caller has the identity that the member was registered with. No other node can have said
+    /// this.
     pub(crate) fn is_registered(&self, status: &Status) -> bool {
         let known = status.members.iter().find(|known| known.member == self.member);
         known.is_some_and(|known| known.node.identity == Some(self.identity))
     }
 }
 
-/// True for a number that may be that of a member which is newer than what this node has applied, at a time when that
-/// matters: see [`Caller::check`].
+/// True for a number that may belong to a member that is newer than what this node has applied, at a time
+/// when that matters: see [`Caller::check`].
 pub(super) fn may_be_newer(member: MemberId, status: &Status) -> bool {
     member > status.last_member && status.leader.is_none_or(|leader| leader == member)
 }
@@ -145,7 +147,7 @@ impl Hello {
         request
     }
 
-    /// Reads who calls, and lets it in, or says why not.
+    /// Reads the caller's identity, and lets it in, or says why not.
     pub(crate) fn check(&self, metadata: &MetadataMap, status: &Status) -> Result<Caller, GrpcStatus> {
         let field = |key: &'static str| {
             let value = metadata.get(key).and_then(|value| value.to_str().ok());
@@ -186,7 +188,7 @@ impl Hello {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use lowkey_core::{NodeInfo, NodeName, Token};
@@ -219,7 +221,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Member 1 of a cluster that has given so many numbers, and in which somebody leads.
+    /// The status of member 1 in a cluster that has a leader and has given out this many numbers.
     pub(crate) fn status(members: Vec<MemberStatus>, leaving: &[u64], last_member: u64) -> Status {
         Status {
             expired_leases: 0,
@@ -241,6 +243,7 @@ pub(super) mod tests {
             last_member: MemberId(last_member),
             quarantine: false,
             quarantine_ends: None,
+            timing_factor: 1,
         }
     }
 
@@ -262,7 +265,7 @@ pub(super) mod tests {
         let both = vec![member(1, Some(1)), member(2, Some(2))];
         let unknown = check(4, &status(both, &[], 3)).unwrap_err();
         assert!(!says_removed(&unknown) && unknown.message().contains("not known here yet"), "{unknown:?}");
-        // A node that knows nobody yet lets everybody in.
+        // A node that knows no members yet lets everyone in.
         assert!(check(4, &status(Vec::new(), &[], 0)).is_ok());
     }
 

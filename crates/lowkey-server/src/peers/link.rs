@@ -1,7 +1,8 @@
-//! One node's link to one other.
+//! The link of one node to one other node.
 //!
-//! One task keeps a connection for messages (`outlet.rs`); two share another one, that tonic makes and remakes: for
-//! snapshots and for forwarded requests. They end when the link is dropped.
+//! One task keeps a connection for messages (`outlet.rs`). Two tasks share another connection, which tonic
+//! makes and remakes: one for snapshots, one for forwarded requests. The tasks end when the link is
+//! dropped.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -20,25 +21,24 @@ use super::forward::{Forward, forward_requests};
 use super::outlet::{Outlet, keep_connected};
 use super::proto::peer_client::PeerClient;
 use super::snapshots::{Outgoing, send_snapshots};
-use crate::inbox::Inbox;
-use crate::storage::SnapshotFiles;
+use crate::lane::Lanes;
 
-/// How long making a connection may take.
+/// How long connecting may take.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long to wait before a broken link is made again.
+/// The pause before a broken link is made again.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// How long to wait before a task that panicked begins again.
+/// The pause before a task that panicked starts again.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
-/// Requests that may wait for a slow leader.
+/// How many requests may wait for a slow leader.
 const FORWARDS_MAX: usize = 16_384;
-/// The largest message of a call: a list of locks that was passed on.
+/// The largest message of a call: a list of locks that was forwarded.
 pub(super) const CALL_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// The near end of a link. Dropping it ends the link.
 pub(crate) struct Link {
     pub(super) address: String,
     pub(super) outlet: Outlet,
-    /// What is to be sent at the end of this turn.
+    /// What is sent at the end of this turn.
     pub(super) frames: Vec<u8>,
     pub(super) snapshots: mpsc::Sender<Outgoing>,
     pub(super) forwarder: mpsc::Sender<Forward>,
@@ -49,7 +49,7 @@ pub(crate) struct Link {
 #[derive(Clone)]
 pub(super) struct Wire {
     pub(super) hello: Arc<Hello>,
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) lanes: Lanes,
     pub(super) to: MemberId,
     pub(super) client: PeerClient<Channel>,
     pub(super) told: OfMember,
@@ -59,8 +59,7 @@ impl Link {
     /// Must be called within the runtime.
     pub(super) fn new(
         hello: Arc<Hello>,
-        inbox: Arc<Inbox>,
-        snapshot_files: SnapshotFiles,
+        lanes: Lanes,
         to: MemberId,
         address: String,
         complaints: &mut Rarely,
@@ -81,14 +80,14 @@ impl Link {
                 let client = PeerClient::new(channel)
                     .max_decoding_message_size(CALL_BYTES_MAX)
                     .max_encoding_message_size(CALL_BYTES_MAX);
-                let wire = Wire { hello, inbox, to, client, told: OfMember::default() };
+                let wire = Wire { hello, lanes, to, client, told: OfMember::default() };
                 let (near, dialled, messages) = (wire.clone(), address.clone(), outlet.clone());
                 tasks.spawn(keep_up(to, "messages", move || {
                     keep_connected(near.clone(), dialled.clone(), messages.clone())
                 }));
                 let (near, queue) = (wire.clone(), Arc::new(Mutex::new(snapshot_queue)));
                 tasks.spawn(keep_up(to, "snapshots", move || {
-                    send_snapshots(near.clone(), snapshot_files.clone(), Arc::clone(&queue))
+                    send_snapshots(near.clone(), Arc::clone(&queue))
                 }));
                 let forwards = Arc::new(Mutex::new(forwards));
                 tasks.spawn(keep_up(to, "requests", move || {
@@ -104,8 +103,8 @@ impl Link {
     }
 }
 
-/// Runs a task of a link, and begins it again if it panics: what somebody else said must not end a link for ever while the
-/// node seems well.
+/// Runs a task of a link, and starts it again if it panics. Input from another node must not end a link for
+/// ever while the node seems well.
 async fn keep_up<F: Future<Output = ()>>(to: MemberId, what: &str, begin: impl Fn() -> F) {
     while AssertUnwindSafe(begin()).catch_unwind().await.is_err() {
         tracing::error!(member = to.0, "a link to a member panicked ({what}); it begins again");

@@ -1,9 +1,9 @@
-//! Raft messages between two nodes: a connection of their own, one for each direction.
+//! Raft messages between two nodes, on a connection of their own for each direction.
 //!
-//! A message is what every commit waits for, there and back. So whoever takes the replica's turn writes to the socket
-//! itself, all that is for one member in one system call, and nobody else has to wake up for that; and what arrives takes
-//! one task between the socket and the inbox. All else between nodes is gRPC. The near end is in `outlet.rs`, the far end
-//! here.
+//! Every commit waits for a message there and one back. So the thread that takes the replica's turn writes
+//! to the socket itself: everything for one member in one system call, without waking another thread. On
+//! the receiving side there is one task between the socket and the inbox. All other traffic between nodes
+//! is gRPC. The near end is in `outlet.rs`, the far end here.
 //!
 //! ```text
 //! caller ─► GET /lowkey.peer.v1/messages, with its hello in the headers, to be upgraded
@@ -12,10 +12,13 @@
 //! ```
 //!
 //! Invariants:
-//! - A frame is sent whole or with the end of its connection: what a full socket does not take now is sent first later.
-//! - What does not fit into what may wait for a slow member is dropped, frame by frame, and reported: Raft repeats it.
-//! - A node is heard on one connection at a time, the last that it made, and for as long as it may be (`seats.rs`).
-//! - The callee says nothing after the 101: whatever is heard from it is the end of the connection.
+//! - A frame is sent completely, unless its connection ends. What a full socket does not take now is sent
+//!   first later.
+//! - What does not fit into the buffer for a slow member is dropped, frame by frame, and reported. Raft
+//!   repeats it.
+//! - A node is heard on one connection at a time, the last that it made, and for as long as it may be
+//!   (`seats.rs`).
+//! - The callee says nothing after the 101. Anything that is heard from it is the end of the connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,17 +38,17 @@ use super::frames::take_frame;
 use super::hello::Caller;
 use super::server::Peers;
 
-/// Where messages are sent to.
+/// The path that messages are sent to.
 pub(super) const PATH: &str = "/lowkey.peer.v1/messages";
 pub(super) const PROTOCOL: HeaderValue = HeaderValue::from_static("lowkey-messages");
 pub(super) const UPGRADE: HeaderValue = HeaderValue::from_static("upgrade");
-/// How often it is looked whether a caller that says nothing is still a member.
+/// How often a silent caller is checked for still being a member.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How long nothing may come in the middle of a frame.
+/// The longest pause in the middle of a frame.
 const FRAME_PAUSE_MAX: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 * 1024;
 
-/// Lets a caller in whose messages are to come, or says why not.
+/// Lets in a caller that wants to send messages, or says why not.
 pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request) -> Response {
     let metadata = MetadataMap::from_headers(std::mem::take(request.headers_mut()));
     let is_upgrade = metadata.get(header::UPGRADE.as_str()).is_some_and(|value| value == "lowkey-messages");
@@ -54,13 +57,13 @@ pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request
         Ok(caller) => caller,
         Err(status) => return status.into_http(),
     };
-    let mut seat = peers.seats.take(&caller, caller.is_registered(&peers.service.view.status()));
+    let mut seat = peers.seats.take(&caller, caller.is_registered(&peers.service.lanes.root().view.status()));
     let upgrading = hyper::upgrade::on(request);
     tokio::spawn(async move {
         let heard = async {
             match upgrading.await {
                 Ok(upgraded) => take_in(&peers, &caller, TokioIo::new(upgraded)).await,
-                // Who goes away before it begins has nothing to say.
+                // A caller that goes away before it begins has nothing to say.
                 Err(_) => Ok(()),
             }
         };
@@ -79,23 +82,23 @@ pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request
     response
 }
 
-/// Hands on what a member says, until it ends; an error if it is not listened to any more.
+/// Delivers what a member says until it ends. An error if the member is not listened to any more.
 async fn take_in(peers: &Peers, caller: &Caller, mut stream: impl AsyncRead + Unpin) -> Result<(), Status> {
     let mut parting = peers.service.parting.subscribe();
-    // A learner has nothing to say for as long as nobody speaks to it.
+    // A learner says nothing for as long as no other node speaks to it.
     let mut look_again = tokio::time::interval(LOOK_INTERVAL);
     let (mut received, mut heard) = (BytesMut::new(), Instant::now());
     loop {
-        // It may have been removed since it was let in, or be somebody else after all; it is told so when it calls
-        // again.
-        caller.check(&peers.service.view.status())?;
+        // The caller may have been removed since it was let in, or be another node after all. It is told so
+        // when it calls again.
+        caller.check(&peers.service.lanes.root().view.status())?;
         if !received.is_empty() && heard.elapsed() >= FRAME_PAUSE_MAX {
             return Err(Status::deadline_exceeded(format!("member {} stopped in a frame", caller.member)));
         }
         received.reserve(READ_BYTES);
         tokio::select! {
             count = stream.read_buf(&mut received) => match count {
-                // It calls again.
+                // The member calls again.
                 Ok(0) | Err(_) => return Ok(()),
                 Ok(_) => {
                     heard = Instant::now();

@@ -22,31 +22,37 @@ use super::hello::{read_refusal, says_removed};
 use super::link::{CONNECT_TIMEOUT, RETRY_PAUSE, Wire};
 use super::messages::{PATH, PROTOCOL, UPGRADE};
 use super::unreachable;
-use crate::inbox::Event;
+use crate::lane::inbox::Event;
 
 /// How long a callee may take to let a caller in.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long what was sent may go without an acknowledgement before the connection counts as broken.
+/// How long sent bytes may stay unacknowledged before the connection counts as broken.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
-/// How often a silent connection is probed, and how often that may fail.
+/// How often a silent connection is probed, and how many probes may fail.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
-/// A connection that lasts so long was not cut short.
+/// A connection that lasts this long was not cut short.
 const LASTING: Duration = Duration::from_secs(1);
-/// So many connections may be cut short before the next ones have to wait longer: nodes that start and join do that.
+/// How many connections may be cut short before the next ones must wait longer. Nodes that start and join
+/// cause some.
 const QUICK_CALLS: u32 = 10;
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Bytes that may wait for a slow member: many times the largest message.
+/// An unreachable member is called this many times, which takes some seconds, before it is called more
+/// rarely. Most restarts are over by then, and a member that comes back later calls by itself.
+const AWAY_CALLS: u32 = 100;
+const AWAY_PAUSE: Duration = Duration::from_millis(400);
+/// How many bytes may wait for a slow member: many times the largest message.
 const UNSENT_MAX: usize = 32 * 1024 * 1024;
 
-/// Where the messages for one member leave. Who takes the replica's turn writes; a task keeps it connected.
+/// Where the messages for one member leave. The thread that takes the replica's turn writes. A task keeps
+/// the outlet connected.
 #[derive(Clone, Default)]
 pub(super) struct Outlet {
     connected: Arc<Mutex<Option<Connected>>>,
 }
 
 struct Connected {
-    /// Does not block.
+    /// In non-blocking mode.
     stream: StdTcpStream,
     /// What the socket did not take yet.
     unsent: BytesMut,
@@ -61,7 +67,7 @@ impl Connected {
 }
 
 impl Outlet {
-    /// Sends frames; false if some are lost, the last of them or all. Does not block.
+    /// Sends frames, without blocking. Returns false if some are lost: the last of them, or all.
     pub(super) fn send(&self, frames: &[u8]) -> bool {
         let mut connected = self.connected();
         let Some(Connected { stream, unsent, .. }) = connected.as_mut() else { return false };
@@ -76,7 +82,7 @@ impl Outlet {
         Self::judge(connected, sent) && fitting.len() == frames.len()
     }
 
-    /// Sends what a full socket did not take. To be called now and then.
+    /// Sends what a full socket did not take. Call this regularly.
     pub(super) fn flush(&self) {
         let mut connected = self.connected();
         let Some(Connected { stream, unsent, .. }) = connected.as_mut().filter(|it| !it.unsent.is_empty())
@@ -119,7 +125,7 @@ fn write(stream: &mut StdTcpStream, bytes: &[u8]) -> io::Result<usize> {
 /// Writes as much of what waits as the socket takes now.
 fn write_some(stream: &mut StdTcpStream, unsent: &mut BytesMut) -> io::Result<()> {
     unsent.advance(write(stream, unsent)?);
-    // What a bad time needed is not kept for all the good ones.
+    // Do not keep the memory that a bad time needed.
     if unsent.is_empty() {
         *unsent = BytesMut::new();
     }
@@ -133,7 +139,7 @@ pub(super) async fn keep_connected(wire: Wire, address: String, outlet: Outlet) 
         let since = Instant::now();
         let (ended, was_answered) = match connect(&wire, &address).await {
             Ok(stream) => (stay_connected(stream, &outlet).await.err(), true),
-            // Only who answers has a reason of its own.
+            // Only a member that answers gives a reason of its own.
             Err(status) => {
                 let was_answered = std::error::Error::source(&status).is_none();
                 (Some(status), was_answered)
@@ -141,36 +147,43 @@ pub(super) async fn keep_connected(wire: Wire, address: String, outlet: Outlet) 
         };
         let pause = patience.pause(was_answered, since.elapsed());
         if ended.as_ref().is_some_and(says_removed) {
-            wire.inbox.report(Event::RemovedSays(wire.to));
+            wire.lanes.root().inbox.report(Event::RemovedSays(wire.to));
         }
         wire.told.failed(wire.to, "messages", since, ended);
-        wire.inbox.report(unreachable(wire.to));
+        wire.lanes.report_all(|| unreachable(wire.to));
         sleep(pause).await;
     }
 }
 
-/// How soon somebody is called again. Who cannot be reached may be back at any moment, and costs little. Who answers and
-/// cuts the connection short, time and again, is called ever more rarely.
+/// How soon a member is called again. A member that cannot be reached may be back at any moment, so it is
+/// called soon; if it stays away, it is called more rarely. A member that answers and cuts the connection
+/// short again and again is called ever more rarely.
 #[derive(Default)]
 struct Patience {
     cut_short: u32,
+    /// Calls in a row that did not reach the member.
+    away: u32,
 }
 
 impl Patience {
     fn pause(&mut self, was_answered: bool, lasted: Duration) -> Duration {
-        if lasted >= LASTING {
+        if was_answered {
+            self.away = 0;
+        }
+        if was_answered && lasted >= LASTING {
             self.cut_short = 0;
         } else if was_answered {
             self.cut_short += 1;
         } else {
-            return RETRY_PAUSE;
+            self.away = self.away.saturating_add(1);
+            return if self.away > AWAY_CALLS { AWAY_PAUSE } else { RETRY_PAUSE };
         }
         let doubled = self.cut_short.saturating_sub(QUICK_CALLS).min(10);
         (RETRY_PAUSE * (1 << doubled)).min(RETRY_PAUSE_MAX)
     }
 }
 
-/// Somebody cannot be reached, as opposed to one who says no.
+/// The error for a member that cannot be reached, as opposed to one that refuses.
 fn away(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Status {
     Status::from_error(error.into())
 }
@@ -187,8 +200,8 @@ async fn connect(wire: &Wire, address: &str) -> Result<TcpStream, Status> {
     timeout(HELLO_TIMEOUT, say_hello(wire, address, stream)).await.unwrap_or_else(|_| Err(timed_out()))
 }
 
-/// Has messages leave at once, and the kernel find out about a member that vanished without a word: also where nothing is
-/// sent to it, as by a follower that waits.
+/// Makes messages leave at once. Also makes the kernel detect a member that vanished without a word, even
+/// if nothing is sent to it, as by a follower that waits.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_tcp_user_timeout(stream, SILENCE_MAX.as_millis() as u32)?;
@@ -223,7 +236,7 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
         hyper::upgrade::on(response).await.map_err(away)
     };
     let mut exchange = std::pin::pin!(exchange);
-    // The connection does something only while it is polled. It ends with the upgrade, and not with a refusal.
+    // The connection works only while it is polled. It ends with the upgrade, but not with a refusal.
     let upgraded = tokio::select! {
         upgraded = &mut exchange => upgraded?,
         _ = connection.with_upgrades() => exchange.await?,
@@ -232,7 +245,7 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
     parts.map(|parts| parts.io.into_inner()).map_err(|_| Status::internal("another connection came back"))
 }
 
-/// Lends a connection to whoever writes, until it ends.
+/// Lends a connection to the thread that writes, until the connection ends.
 async fn stay_connected(stream: TcpStream, outlet: &Outlet) -> Result<(), Status> {
     let stream = stream.into_std().map_err(away)?;
     let mut listening = stream.try_clone().and_then(TcpStream::from_std).map_err(away)?;
@@ -249,7 +262,7 @@ async fn stay_connected(stream: TcpStream, outlet: &Outlet) -> Result<(), Status
     }
 }
 
-/// Takes the connection back, whatever happens.
+/// Takes the connection back in every case.
 struct Closing<'a>(&'a Outlet);
 
 impl Drop for Closing<'_> {
@@ -347,14 +360,14 @@ mod tests {
                 identity: NodeIdentity([1; 16]),
                 raft_address: "127.0.0.1:1".to_owned(),
             }),
-            inbox: Arc::default(),
+            lanes: crate::lane::tests::lanes(super::super::hello::tests::status(vec![], &[], 1)),
             to: MemberId(2),
             client: PeerClient::new(channel),
             told: OfMember::default(),
         }
     }
 
-    /// Somebody who is called, listens to the hello, and then says this.
+    /// A peer that accepts a call, reads the hello, and then says this.
     async fn answer_once(listener: &TcpListener, answer: &[u8]) -> TcpStream {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut hello = Vec::new();
@@ -383,7 +396,7 @@ mod tests {
     const LET_IN: &[u8] =
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: lowkey-messages\r\n\r\n";
 
-    /// A connection to somebody who let this node in, and the far end of it.
+    /// A connection to a peer that let this node in, and the far end of it.
     async fn connected_pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -408,11 +421,15 @@ mod tests {
     }
 
     #[test]
-    fn who_cuts_connections_short_is_called_ever_more_rarely_and_who_is_away_as_often_as_before() {
+    fn who_cuts_connections_short_is_called_ever_more_rarely_and_who_stays_away_more_rarely() {
         let mut patience = Patience::default();
         let short = Duration::from_millis(3);
-        for _ in 0..1_000 {
-            assert_eq!(patience.pause(false, short), RETRY_PAUSE);
+        for _ in 0..2 {
+            for _ in 0..AWAY_CALLS {
+                assert_eq!(patience.pause(false, short), RETRY_PAUSE);
+            }
+            assert_eq!(patience.pause(false, LASTING), AWAY_PAUSE);
+            assert_eq!(patience.pause(true, LASTING), RETRY_PAUSE, "it was back");
         }
         let pauses: Vec<Duration> = (0..100).map(|_| patience.pause(true, short)).collect();
         assert!(pauses[..10].iter().all(|pause| *pause == RETRY_PAUSE) && pauses.is_sorted());
@@ -423,7 +440,7 @@ mod tests {
     #[tokio::test]
     async fn that_a_connection_broke_does_not_end_the_next_one() {
         let outlet = Outlet::default();
-        // Whether its end is read or written first is a matter of chance.
+        // Whether the end is noticed by reading or by writing is a matter of chance.
         for _ in 0..20 {
             let (near, far) = connected_pair().await;
             let watched = outlet.clone();

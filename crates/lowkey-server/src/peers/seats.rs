@@ -1,6 +1,7 @@
-//! Who is listened to: one connection for messages from each node, and from nodes that are not registered only few.
+//! Which nodes are listened to: one connection for messages from each node, and only a few from nodes that
+//! are not registered.
 //!
-//! A connection that was upgraded is none of the port's any more, and not within its limits.
+//! The port no longer counts a connection that was upgraded, so the port's limits do not cover it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ pub(super) struct Seats(Arc<Mutex<Taken>>);
 #[derive(Default)]
 struct Taken {
     last_number: u64,
-    /// The last one is the last that was taken.
+    /// The last one is the one that was taken last.
     places: VecDeque<Place>,
 }
 
@@ -30,7 +31,7 @@ struct Place {
     _lost: oneshot::Sender<()>,
 }
 
-/// Is given back when it is dropped.
+/// A seat. It is given back on drop.
 pub(super) struct Seat {
     number: u64,
     seats: Seats,
@@ -38,7 +39,8 @@ pub(super) struct Seat {
 }
 
 impl Seats {
-    /// A seat for a caller, who loses the one that it had: it would not call again if that were still of use.
+    /// A seat for a caller. The caller loses the seat that it had: it would not call again if that were
+    /// still of use.
     pub(super) fn take(&self, caller: &Caller, is_registered: bool) -> Seat {
         let Caller { member, identity, .. } = *caller;
         let mut taken = self.taken();
@@ -63,7 +65,7 @@ impl Seats {
 }
 
 impl Seat {
-    /// Resolves when somebody else has it.
+    /// Resolves when another connection has taken the seat.
     pub(super) async fn lost(&mut self) {
         // Nothing is ever sent.
         let _ = (&mut self.lost).await;

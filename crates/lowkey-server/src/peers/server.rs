@@ -1,4 +1,4 @@
-//! What a node takes in from its peers.
+//! What a node receives from its peers.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use bytes::BytesMut;
 use futures::FutureExt as _;
+use lowkey_core::GroupId;
+use lowkey_replica::Input;
 use lowkey_replica::wire::{self, Said};
-use lowkey_replica::{Input, Message};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::StreamExt as _;
@@ -27,15 +28,15 @@ use super::proto::{
 use super::seats::Seats;
 use super::snapshots::Incoming;
 use crate::edge::fault;
-use crate::inbox::Event;
+use crate::edge::grpc::{HttpElsewhere, grpc_only, peers_only};
+use crate::lane::inbox::Event;
 use crate::service::{Service, refusal};
-use crate::storage::GROUP;
 
-/// Replies that may wait for a slow peer.
+/// How many replies may wait for a slow peer.
 const REPLIES_MAX: usize = 1024;
 
-/// The peers' port. `http_address` is told to those who come here with HTTP.
-pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
+/// The peers' port. A client that comes here is told where this node serves clients.
+pub(crate) fn router(service: Arc<Service>, grpc_address: &str, http_address: &str) -> Router {
     let peers = Arc::new(Peers {
         service,
         complaints: Mutex::default(),
@@ -45,10 +46,12 @@ pub(crate) fn router(service: Arc<Service>, http_address: &str) -> Router {
     let server = PeerServer::from_arc(Arc::clone(&peers))
         .max_decoding_message_size(CALL_BYTES_MAX)
         .max_encoding_message_size(CALL_BYTES_MAX);
-    let http_address: Arc<str> = http_address.into();
+    let http_elsewhere = HttpElsewhere::of_peer_port(http_address);
+    let grpc_address: Arc<str> = grpc_address.into();
     tonic::service::Routes::new(server)
         .into_axum_router()
-        .layer(axum::middleware::from_fn_with_state(http_address, crate::edge::grpc::grpc_only))
+        .fallback(async move || peers_only(&grpc_address))
+        .layer(axum::middleware::from_fn_with_state(http_elsewhere, grpc_only))
         .route(messages::PATH, axum::routing::get(messages::answer).with_state(peers))
 }
 
@@ -61,13 +64,14 @@ pub(super) struct Peers {
 
 impl Peers {
     pub(super) fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
-        let checked = self.service.hello.check(metadata, &self.service.view.status());
+        let root = self.service.lanes.root();
+        let checked = self.service.hello.check(metadata, &root.view.status());
         let caller = checked.inspect_err(|status| self.complain(status))?;
-        self.service.inbox.report(Event::PeerSeen(caller.clone()));
+        root.inbox.report(Event::PeerSeen(caller.clone()));
         Ok(caller)
     }
 
-    /// Says, once in a while, why somebody was not let in or is not listened to any more.
+    /// Logs, once in a while, why a node was refused or is not listened to any more.
     pub(super) fn complain(&self, refusal: &Status) {
         let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
         if complaints.is_news(refusal.message()) {
@@ -75,37 +79,42 @@ impl Peers {
         }
     }
 
-    /// Hands encoded messages to the replica, if they are from whom they say.
+    /// Hands encoded messages to the replicas of their groups, if they are from the sender that they name.
     pub(super) fn deliver(
         &self,
         caller: &Caller,
         mut next: impl FnMut() -> Result<Option<BytesMut>, Status>,
     ) -> Result<(), Status> {
-        let mut said = Vec::new();
+        let (mut of, mut said) = (GroupId::ROOT, Vec::new());
         while let Some(bytes) = next()? {
-            said.push(read(caller, &bytes)?);
+            let (group, one) = read(caller, &bytes)?;
+            if group != of {
+                self.hand_on(of, std::mem::take(&mut said));
+                of = group;
+            }
+            said.push(one);
         }
-        // A part of a frame is nothing yet, and to be called for nothing would cost the replica a turn.
-        if !said.is_empty() {
-            self.service.inbox.deliver(said);
-        }
+        self.hand_on(of, said);
         Ok(())
     }
+
+    fn hand_on(&self, group: GroupId, said: Vec<Said>) {
+        // A part of a frame is no message yet, and waking the replica for nothing would cost it a turn. A
+        // message never creates a group that this node does not know.
+        if !said.is_empty()
+            && let Some(lane) = self.service.lanes.get(group)
+        {
+            lane.inbox.deliver(said);
+        }
+    }
 }
 
-fn read(caller: &Caller, bytes: &[u8]) -> Result<Said, Status> {
+fn read(caller: &Caller, bytes: &[u8]) -> Result<(GroupId, Said), Status> {
     let (group, said) = wire::decode(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    if group != GROUP || said.from() != caller.member {
-        return Err(Status::invalid_argument("a message of another group or sender"));
+    if said.from() != caller.member {
+        return Err(Status::invalid_argument("a message of another sender"));
     }
-    Ok(said)
-}
-
-fn read_message(caller: &Caller, bytes: &[u8]) -> Result<Message, Status> {
-    match read(caller, bytes)? {
-        Said::Message(message) => Ok(message),
-        Said::Report(_) => Err(Status::invalid_argument("a report where a message is due")),
-    }
+    Ok((group, said))
 }
 
 #[tonic::async_trait]
@@ -117,7 +126,13 @@ impl Peer for Peers {
         let caller = self.let_in(request.metadata())?;
         let SnapshotOffer { id, message } = request.into_inner();
         let id = id.ok_or_else(|| Status::invalid_argument("an offer of nothing"))?;
-        let from_byte = self.incoming.offer(id, read_message(&caller, &message)?)?;
+        let (group, Said::Message(message)) = read(&caller, &message)? else {
+            return Err(Status::invalid_argument("a report where a message is due"));
+        };
+        if group != GroupId::told(id.group) || self.service.lanes.get(group).is_none() {
+            return Err(Status::invalid_argument("a snapshot of another group"));
+        }
+        let from_byte = self.incoming.offer(id, message)?;
         Ok(Response::new(SnapshotWanted { from_byte }))
     }
 
@@ -135,7 +150,9 @@ impl Peer for Peers {
         let received = self.incoming.finish(id).await.inspect_err(|status| {
             tracing::warn!(index = id.index, cause = status.message(), "refused a snapshot");
         })?;
-        self.service.inbox.report(Event::Replica(Input::Snapshot(Box::new(received))));
+        if let Some(lane) = self.service.lanes.get(GroupId::told(id.group)) {
+            lane.inbox.report(Event::Replica(Input::Snapshot(Box::new(received))));
+        }
         Ok(Response::new(SnapshotTaken {}))
     }
 
@@ -158,12 +175,12 @@ impl Peer for Peers {
     }
 }
 
-/// The requests that one peer has passed on and that are under way. They end with the stream: whoever
-/// waited for them is told so by the peer.
+/// The requests that one peer has forwarded and that are under way. They end with the stream, and the peer
+/// tells their callers so.
 struct Forwards {
     service: Arc<Service>,
     replies: mpsc::Sender<Result<ForwardReply, Status>>,
-    /// Each gives its number when it ends.
+    /// Each task returns its number when it ends.
     under_way: JoinSet<u64>,
     by_number: HashMap<u64, AbortHandle>,
 }
@@ -195,15 +212,17 @@ impl Forwards {
     }
 
     fn begin(&mut self, request: ForwardRequest) {
-        let ForwardRequest { number, operation, request, .. } = request;
+        let ForwardRequest { number, operation, request, group, .. } = request;
+        let group = GroupId::told(group);
         let (service, replies) = (Arc::clone(&self.service), self.replies.clone());
         let task = self.under_way.spawn(async move {
-            // Whatever a panic left half done belongs to this request alone: it is dropped unseen.
-            let answer = AssertUnwindSafe(service.answer_forwarded(operation, &request)).catch_unwind();
+            // What a panic left half done belongs to this request alone. It is dropped unseen.
+            let answer =
+                AssertUnwindSafe(service.answer_forwarded(group, operation, &request)).catch_unwind();
             let outcome = answer
                 .await
                 .unwrap_or_else(|panic| refusal(fault("a request that a peer passed on", &*panic)));
-            // If the stream is gone, so is whoever waited.
+            // If the stream is gone, so is the caller.
             let _ = replies.send(Ok(ForwardReply { number, outcome: Some(outcome) })).await;
             number
         });

@@ -1,4 +1,4 @@
-//! How a snapshot travels: offered first, then sent from where the receiver left off.
+//! How a snapshot is transferred: it is offered first, then sent from where the receiver left off.
 //!
 //! ```text
 //!   sender                                       receiver
@@ -6,10 +6,11 @@
 //!   Snapshot: chunks from that byte on ────────► whole? checksum, state hash, decoded, to the replica
 //! ```
 //!
-//! A connection that breaks costs what was under way, and no more: the sender offers again. The receiver
-//! keeps one unfinished snapshot, in memory; the offer of another one takes its place.
+//! A connection that breaks costs only the bytes under way: the sender offers again. The receiver keeps one
+//! unfinished snapshot of each group, in memory. The offer of another snapshot replaces it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lowkey_core::MemberId;
@@ -22,37 +23,38 @@ use tonic::{Code, Status};
 use super::complaints::Rarely;
 use super::link::Wire;
 use super::proto::{SnapshotChunk, SnapshotId, SnapshotOffer};
-use crate::inbox::{Event, Inbox};
-use crate::storage::{GROUP, SnapshotFiles};
+use crate::lane::Lane;
+use crate::lane::inbox::Event;
+use crate::lane::snapshot_maker::lost;
 
 const CHUNK_BYTES: usize = 64 * 1024;
-/// The largest snapshot that is taken in.
+/// The largest snapshot that is accepted.
 const SNAPSHOT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
 /// How often a snapshot is offered again while nothing of it arrives.
 const FRUITLESS_OFFERS_MAX: usize = 5;
-/// How long to wait before a snapshot is offered again.
+/// The pause before a snapshot is offered again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait before a failure is told: `raft` would want the next attempt at once.
+/// The pause before a failure is reported: `raft` would want the next attempt at once.
 const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 
-/// A snapshot that is to be sent.
+/// A snapshot to send.
 pub(super) struct Outgoing {
-    /// Names it; its bytes are in the file of that index.
+    /// Names the snapshot. Its bytes are in the file of that index.
     pub(super) message: Message,
     pub(super) delivery: Delivery,
 }
 
-/// Tells the replica what became of a snapshot, exactly once, also if its link ends meanwhile: `raft`
-/// sends nothing to a peer until it hears of this.
+/// The replica that a snapshot belongs to. It tells that replica the outcome exactly once, also if its link
+/// ends meanwhile: `raft` sends nothing to a peer until it hears of this.
 pub(super) struct Delivery {
-    inbox: Arc<Inbox>,
+    lane: Arc<Lane>,
     to: MemberId,
     delivered: bool,
 }
 
 impl Delivery {
-    pub(super) fn new(inbox: Arc<Inbox>, to: MemberId) -> Self {
-        Self { inbox, to, delivered: false }
+    pub(super) fn new(lane: Arc<Lane>, to: MemberId) -> Self {
+        Self { lane, to, delivered: false }
     }
 
     fn done(mut self) {
@@ -63,22 +65,18 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         let (to, delivered) = (self.to, self.delivered);
-        self.inbox.report(Event::Replica(Input::SnapshotSent { to, delivered }));
+        self.lane.inbox.report(Event::Replica(Input::SnapshotSent { to, delivered }));
     }
 }
 
 /// Sends the snapshots of a link, one after the other.
-pub(super) async fn send_snapshots(
-    mut wire: Wire,
-    files: SnapshotFiles,
-    queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Outgoing>>>,
-) {
+pub(super) async fn send_snapshots(mut wire: Wire, queue: Arc<tokio::sync::Mutex<mpsc::Receiver<Outgoing>>>) {
     let mut queue = queue.lock().await;
     let mut complaints = Rarely::default();
     while let Some(Outgoing { message, delivery }) = queue.recv().await {
         let index = message.get_snapshot().get_metadata().index;
         let started = Instant::now();
-        match send(&mut wire, &files, index, message).await {
+        match send(&mut wire, &delivery.lane, index, message).await {
             Ok(Sent { size_bytes, offers }) => {
                 let took = started.elapsed();
                 tracing::info!(member = wire.to.0, index, size_bytes, offers, ?took, "sent a snapshot");
@@ -99,15 +97,20 @@ struct Sent {
     offers: usize,
 }
 
-async fn send(wire: &mut Wire, files: &SnapshotFiles, index: u64, message: Message) -> Result<Sent, String> {
-    let files = files.clone();
+async fn send(wire: &mut Wire, lane: &Lane, index: u64, message: Message) -> Result<Sent, String> {
+    let (files, group) = (lane.snapshot_files.clone(), lane.group);
     let read = spawn_blocking(move || {
         let payload = files.load(index).map_err(|error| error.to_string())?;
         let (size_bytes, crc32c) = (payload.len() as u64, crc32c::crc32c(&payload));
-        Ok::<_, String>((Arc::new(payload), SnapshotId { index, size_bytes, crc32c }))
+        Ok::<_, String>((
+            Arc::new(payload),
+            SnapshotId { index, size_bytes, crc32c, group: group.number_to_tell() },
+        ))
     });
-    let (payload, id) = read.await.map_err(|error| error.to_string())??;
-    let message = wire::encode_message(GROUP, message);
+    // The file exists until there is a newer one. A file that cannot be read is made anew.
+    let read = read.await.map_err(|error| error.to_string())?;
+    let (payload, id) = read.inspect_err(|_| lost(lane, index))?;
+    let message = wire::encode_message(group, message);
     let (mut offers, mut fruitless, mut arrived) = (0, 0, 0);
     loop {
         offers += 1;
@@ -124,7 +127,7 @@ async fn send(wire: &mut Wire, files: &SnapshotFiles, index: u64, message: Messa
     }
 }
 
-/// One attempt. `arrived` is how much the receiver had when it was asked last.
+/// One attempt. `arrived` is how much the receiver had when it was last asked.
 async fn offer_and_send(
     wire: &mut Wire,
     offer: SnapshotOffer,
@@ -143,7 +146,7 @@ async fn offer_and_send(
     Ok(())
 }
 
-/// The chunks from a byte on, cut as they are needed; at least one, which says what it belongs to.
+/// The chunks from a byte on, cut as they are needed. There is at least one, which says what it belongs to.
 fn chunks(id: SnapshotId, payload: Arc<Vec<u8>>, from: u64) -> impl Iterator<Item = SnapshotChunk> {
     let from = usize::try_from(from).unwrap_or(usize::MAX).min(payload.len());
     let offsets = std::iter::once(from).chain((from..payload.len()).step_by(CHUNK_BYTES).skip(1));
@@ -153,7 +156,7 @@ fn chunks(id: SnapshotId, payload: Arc<Vec<u8>>, from: u64) -> impl Iterator<Ite
     })
 }
 
-/// True if trying again would bring the same answer.
+/// True if another attempt would get the same answer.
 fn is_final(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -167,9 +170,9 @@ fn is_final(status: &Status) -> bool {
     )
 }
 
-/// What has arrived of a snapshot.
+/// The received parts of snapshots, one snapshot for each group.
 #[derive(Default)]
-pub(super) struct Incoming(Mutex<Option<Partial>>);
+pub(super) struct Incoming(Mutex<BTreeMap<u32, Partial>>);
 
 struct Partial {
     id: SnapshotId,
@@ -179,25 +182,29 @@ struct Partial {
 }
 
 impl Incoming {
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<u32, Partial>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes an offer, and says from which byte on the snapshot is wanted.
     pub(super) fn offer(&self, id: SnapshotId, message: Message) -> Result<u64, Status> {
         if id.size_bytes > SNAPSHOT_BYTES_MAX {
             return Err(Status::resource_exhausted("the snapshot is too large"));
         }
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = match slot.take() {
+        let mut slots = self.slots();
+        let bytes = match slots.remove(&id.group) {
             Some(partial) if partial.id == id => partial.bytes,
             _ => Vec::new(),
         };
         let from_byte = bytes.len() as u64;
-        *slot = Some(Partial { id, message, bytes });
+        slots.insert(id.group, Partial { id, message, bytes });
         Ok(from_byte)
     }
 
     /// Adds a chunk, and says what it belongs to.
     pub(super) fn append(&self, chunk: &SnapshotChunk) -> Result<SnapshotId, Status> {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let partial = slot.as_mut().filter(|partial| Some(partial.id) == chunk.id);
+        let mut slots = self.slots();
+        let partial = chunk.id.and_then(|id| slots.get_mut(&id.group).filter(|partial| partial.id == id));
         let partial = partial.ok_or_else(|| Status::aborted("another snapshot was offered meanwhile"))?;
         if partial.bytes.len() as u64 != chunk.offset {
             return Err(Status::aborted("a chunk that does not follow the one before"));
@@ -209,11 +216,13 @@ impl Incoming {
         Ok(partial.id)
     }
 
-    /// Takes the snapshot out once it is whole, and reads it.
+    /// Takes the snapshot out once it is complete, and decodes it.
     pub(super) async fn finish(&self, id: SnapshotId) -> Result<ReceivedSnapshot, Status> {
         let whole = {
-            let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            slot.take_if(|partial| partial.id == id && partial.bytes.len() as u64 == id.size_bytes)
+            let mut slots = self.slots();
+            let is_whole =
+                |partial: &&Partial| partial.id == id && partial.bytes.len() as u64 == id.size_bytes;
+            slots.get(&id.group).filter(is_whole).is_some().then(|| slots.remove(&id.group)).flatten()
         };
         let Partial { message, bytes, .. } =
             whole.ok_or_else(|| Status::aborted("the snapshot ended before it was whole"))?;
@@ -232,7 +241,7 @@ mod tests {
     use super::*;
 
     fn id(index: u64, payload: &[u8]) -> SnapshotId {
-        SnapshotId { index, size_bytes: payload.len() as u64, crc32c: crc32c::crc32c(payload) }
+        SnapshotId { index, size_bytes: payload.len() as u64, crc32c: crc32c::crc32c(payload), group: 0 }
     }
 
     fn payload() -> Arc<Vec<u8>> {
@@ -240,7 +249,7 @@ mod tests {
     }
 
     fn have(incoming: &Incoming) -> Option<Vec<u8>> {
-        incoming.0.lock().unwrap().as_ref().map(|partial| partial.bytes.clone())
+        incoming.slots().get(&0).map(|partial| partial.bytes.clone())
     }
 
     #[test]
@@ -315,11 +324,26 @@ mod tests {
     }
 
     #[test]
-    fn every_snapshot_is_reported_once_whatever_becomes_of_it() {
-        let inbox = Arc::new(Inbox::default());
-        Delivery::new(Arc::clone(&inbox), MemberId(2)).done();
-        drop(Delivery::new(Arc::clone(&inbox), MemberId(3)));
-        let reports = inbox.take(None).unwrap().events;
+    fn groups_do_not_get_in_each_others_way() {
+        let (incoming, payload) = (Incoming::default(), payload());
+        let (first, second) = (id(7, &payload), SnapshotId { group: 2, ..id(7, &payload) });
+        for id in [first, second] {
+            incoming.offer(id, Message::default()).unwrap();
+        }
+        for chunk in chunks(first, Arc::clone(&payload), 0) {
+            incoming.append(&chunk).unwrap();
+        }
+        assert_eq!(incoming.offer(second, Message::default()).unwrap(), 0);
+        assert_eq!(incoming.offer(first, Message::default()).unwrap(), payload.len() as u64);
+    }
+
+    #[tokio::test]
+    async fn every_snapshot_is_reported_once_whatever_becomes_of_it() {
+        let lanes = crate::lane::tests::lanes(super::super::hello::tests::status(vec![], &[], 1));
+        let lane = lanes.root();
+        Delivery::new(Arc::clone(lane), MemberId(2)).done();
+        drop(Delivery::new(Arc::clone(lane), MemberId(3)));
+        let reports = lane.inbox.take(None).unwrap().events;
         let told: Vec<(u64, bool)> = reports
             .iter()
             .filter_map(|event| match event {

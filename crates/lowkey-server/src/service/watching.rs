@@ -1,13 +1,14 @@
-//! Watches and observers: what the hub needs to know before a stream can begin.
+//! Watches and observers: what the hub must know before a stream can begin.
 
 use lowkey_api::ApiError;
 use lowkey_api::v1::{GetLockRequest, ObserveEvent, ObserveRequest, WatchEvent, WatchRequest};
 use lowkey_core::{Invalid, LockName, NamePrefix};
 use lowkey_replica::{Filter, Position};
 
-use super::Service;
-use super::answers::in_words_of_elections;
+use super::{Service, check_standing};
+use crate::call::Place;
 use crate::edge::Events;
+use crate::operation::in_words_of_elections;
 use crate::peers::proto::ReadRevisionRequest;
 use crate::watch::Start;
 
@@ -16,21 +17,26 @@ impl Service {
         let invalid = |invalid: Invalid| ApiError::invalid(invalid.field, invalid.problem);
         let filter = filter(&request).map_err(invalid)?;
         let start = start(&request).map_err(invalid)?;
-        self.check_standing()?;
-        // What this node has not applied yet may have happened all the same: the leader knows.
-        if start.needs() > self.hub.applied() {
-            let committed = self.call(ReadRevisionRequest {}).await?.revision;
-            self.hub.wait_applied(start.needs().min(committed)).await?;
+        let lane = match &filter {
+            Filter::Name(name) => self.lanes.of(Place::Name(name.as_str())),
+            Filter::Prefix(prefix) => self.lanes.of(Place::Prefix(prefix.as_str())),
+        };
+        check_standing(lane)?;
+        // A change may have happened although this node has not applied it yet. The leader knows.
+        if start.needs() > lane.hub.applied() {
+            let committed = self.operate(ReadRevisionRequest {}).await?.revision;
+            lane.hub.wait_applied(start.needs().min(committed)).await?;
         }
         let complete_through = match start {
-            // The hub is a moment behind: what was acknowledged before the question is not news.
+            // The hub is a moment behind the replica. A change that was acknowledged before this request is
+            // not news.
             Start::Now => {
-                self.hub.wait_applied(self.view.status().applied).await?;
-                self.hub.applied()
+                lane.hub.wait_applied(lane.view.status().applied).await?;
+                lane.hub.applied()
             }
             Start::From(_) | Start::After(_) => start.needs(),
         };
-        Ok(Events::new(complete_through, self.hub.watch(filter, start)?))
+        Ok(Events::new(complete_through, lane.hub.watch(filter, start)?))
     }
 
     pub(super) async fn begin_observing(
@@ -38,10 +44,11 @@ impl Service {
         request: ObserveRequest,
     ) -> Result<Events<ObserveEvent>, ApiError> {
         let read = GetLockRequest { lock_name: request.election, stale: false };
-        let present = self.call(read).await.map_err(in_words_of_elections)?;
+        let present = self.operate(read).await.map_err(in_words_of_elections)?;
         let election = LockName::parse(&present.lock_name)
             .map_err(|invalid| ApiError::invalid("election", invalid.problem))?;
-        let events = self.hub.observe(election, present.holders, present.revision).await?;
+        let lane = self.lanes.of(Place::Name(election.as_str()));
+        let events = lane.hub.observe(election.clone(), present.holders, present.revision).await?;
         Ok(Events::new(present.revision, events))
     }
 }

@@ -1,7 +1,7 @@
-//! Who is live: found by what changed, never by asking everybody.
+//! The live watchers, found by what changed, never by asking all of them.
 //!
-//! A name is looked up as it is, and once for every *length* that a watched prefix has. So what a
-//! change costs depends on how many it wakes, and not on how many there are.
+//! A name is looked up as it is, and once for every *length* that a watched prefix has. So the cost of a
+//! change depends on how many watchers it wakes, and not on how many there are.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use lowkey_core::{LockName, NamePrefix};
 use lowkey_replica::{Filter, Recorded};
 use tokio::sync::mpsc;
 
-/// Changes that a live stream may leave unread before it has to catch up from the history.
+/// How many changes a live stream may leave unread before it must catch up from the history.
 pub(super) const QUEUE_EVENTS_MAX: usize = 256;
 
-/// A live watcher; never reused.
+/// The id of a live watcher; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LiveId(u64);
 
-/// In the order of coming. Whoever let its queue run over is no longer here.
+/// In the order of arrival. A watcher whose queue overflowed is no longer here.
 type Watchers = BTreeMap<LiveId, mpsc::Sender<Arc<Recorded>>>;
 
 /// The queues of all live watchers, by what they watch.
@@ -25,14 +25,14 @@ type Watchers = BTreeMap<LiveId, mpsc::Sender<Arc<Recorded>>>;
 pub(super) struct Live {
     by_name: HashMap<LockName, Watchers>,
     by_prefix: HashMap<NamePrefix, Watchers>,
-    /// How many keys of `by_prefix` are so many bytes long; never 0.
+    /// How many keys of `by_prefix` have each length in bytes; never 0.
     prefix_lengths: BTreeMap<usize, usize>,
     /// >= every id that was ever given.
     last_id: u64,
 }
 
 impl Live {
-    /// Registers a watcher, and gives its end of the queue. Whoever was added must be removed.
+    /// Registers a watcher, and returns its end of the queue. Every added watcher must be removed.
     pub(super) fn add(&mut self, filter: &Filter) -> (LiveId, mpsc::Receiver<Arc<Recorded>>) {
         let (sender, receiver) = mpsc::channel(QUEUE_EVENTS_MAX);
         self.last_id += 1;
@@ -85,14 +85,14 @@ impl Live {
         }
     }
 
-    /// Puts a change into the queues of those whose filter matches it.
+    /// Puts a change into the queues of the watchers whose filter matches it.
     pub(super) fn tell(&mut self, recorded: &Arc<Recorded>) {
         let name = recorded.change.lock.as_str();
         if let Some(watchers) = self.by_name.get_mut(name) {
             tell_all(watchers, recorded);
         }
         for (length, _) in self.prefix_lengths.range(..=name.len()) {
-            // Where a character would be cut in two, no prefix ends.
+            // A prefix never ends in the middle of a character.
             let watchers = name.get(..*length).and_then(|prefix| self.by_prefix.get_mut(prefix));
             if let Some(watchers) = watchers {
                 tell_all(watchers, recorded);
@@ -101,7 +101,7 @@ impl Live {
     }
 }
 
-/// A queue that runs over is closed: its watcher finds out once it has read what is in it.
+/// Closes a queue that overflows. Its watcher notices once it has read what is in the queue.
 fn tell_all(watchers: &mut Watchers, recorded: &Arc<Recorded>) {
     watchers.retain(|_, queue| queue.try_send(Arc::clone(recorded)).is_ok());
 }

@@ -1,7 +1,8 @@
-//! Who leads an election, told from the changes of its lock.
+//! Who leads an election, derived from the changes of its lock.
 //!
-//! An election is held by one; but nothing keeps others from holding the same name together. The leader
-//! is whoever has held it longest, which is the lowest token: with one holder, that one.
+//! An election is held by one client, but nothing prevents clients from holding the same name in shared mode.
+//! The leader is the one that has held it longest, which is the lowest token. With one holder, it is that
+//! holder.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +18,12 @@ use super::words;
 pub(super) struct Observer {
     /// By token.
     holders: BTreeMap<u64, LockHolder>,
-    /// Where the present was read, until it is told.
+    /// The position at which the present was read, until it is told.
     present: Option<Position>,
 }
 
 impl Observer {
-    /// Knows who held the lock at a revision.
+    /// Begins with the holders of the lock at a revision.
     pub(super) fn new(holders: impl IntoIterator<Item = LockHolder>, revision: u64) -> Self {
         let holders = holders.into_iter().map(|holder| (holder.fencing_token, holder)).collect();
         Self { holders, present: Some(Position::end_of(revision)) }
@@ -46,7 +47,7 @@ impl Observer {
         }
     }
 
-    /// Follows a change; nothing if it is only about the queue.
+    /// Follows a change. `None` if it is only about the queue.
     fn take_in(&mut self, told: &Told) -> Option<ObserveEvent> {
         match &told.what {
             What::Change(recorded) if self.follow(&recorded.change) => {
@@ -64,7 +65,7 @@ impl Observer {
         }
     }
 
-    /// True if the change is one of holders.
+    /// True if the change is about holders.
     fn follow(&mut self, change: &Change) -> bool {
         match change.kind {
             ChangeKind::Acquired | ChangeKind::ValueSet => {

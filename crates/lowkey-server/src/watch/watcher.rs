@@ -3,8 +3,8 @@
 //! Invariants:
 //!
 //! - Everything up to the cursor that the filter matches was told, and nothing behind it was.
-//! - While there is a queue, whatever is neither told nor in the page nor in the queue has not happened;
-//!   unless the queue is closed: then the rest is in the history.
+//! - While there is a queue, every change that has happened was told, or is in the page or in the queue. If
+//!   the queue is closed, the rest is in the history.
 
 use std::sync::Arc;
 use std::vec;
@@ -16,11 +16,11 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::live::LiveId;
 use super::{HEARTBEAT_INTERVAL, Shared, Start, compacted, too_many_streams};
-use crate::view::Leadership;
+use crate::lane::view::Leadership;
 
-/// Changes that a stream takes from the history at a time.
+/// How many changes a stream takes from the history at a time.
 const PAGE_EVENTS_MAX: usize = 256;
-/// Changes of the history that it looks at for that: nobody else gets at the book meanwhile.
+/// How many changes of the history it looks at for that. The book is locked meanwhile.
 const PAGE_SCAN_MAX: usize = 4096;
 
 /// What a stream tells next.
@@ -64,15 +64,15 @@ impl From<Compacted> for Stuck {
 pub(super) struct Watcher {
     shared: Arc<Shared>,
     filter: Filter,
-    /// See the module: it only ever rises.
+    /// See the module. It only ever rises.
     cursor: Position,
-    /// What was read from the history and not told yet.
+    /// Changes that were read from the history and not told yet.
     page: vec::IntoIter<Arc<Recorded>>,
     /// Where the cursor is once the page is told; `>= cursor`.
     page_through: Position,
-    /// Live, or catching up.
+    /// `Some` while live, `None` while catching up.
     queue: Option<Queue>,
-    /// It has caught up before: if it has to again, the reader is slow.
+    /// It has caught up before. If it must catch up again, the reader is slow.
     was_live: bool,
     /// As last told.
     in_touch: bool,
@@ -84,7 +84,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Begins to watch. What cannot be watched is said here and not in the stream.
+    /// Begins to watch. A refusal is returned here, not in the stream.
     pub(super) fn start(
         shared: &Arc<Shared>,
         filter: Filter,
@@ -124,7 +124,7 @@ impl Watcher {
         self.in_touch
     }
 
-    /// What to tell next; nothing after the end. May be dropped while it waits, without loss.
+    /// What to tell next; `None` after the end. May be dropped while it waits, without loss.
     pub(super) async fn next(&mut self) -> Option<Result<Told, ApiError>> {
         if self.ended {
             return None;
@@ -159,7 +159,7 @@ impl Watcher {
                     return Some(Err(compacted(gone)));
                 }
             }
-            // A long way may have nothing on it: others get their turn.
+            // A long stretch may contain nothing that matches: let others have their turn.
             tokio::task::yield_now().await;
         }
     }
@@ -178,13 +178,13 @@ impl Watcher {
             _ = stops => Awaited::NodeGone,
             is_known = touch_changes => if is_known { Awaited::News } else { Awaited::NodeGone },
             recorded = queue.receiver.recv() => recorded.map_or(Awaited::QueueClosed, Awaited::Change),
-            // Last: a heartbeat says that everything was told.
+            // Last, because a heartbeat says that everything was told.
             _ = self.heartbeat.tick() => Awaited::Heartbeat,
         }
     }
 
-    /// Reads the next page of the history. If that is the last, the watcher is live before anything else
-    /// can happen.
+    /// Reads the next page of the history. If it is the last page, the watcher becomes live before anything
+    /// else can happen.
     fn read_on(&mut self) -> Result<(), Stuck> {
         debug_assert!(self.queue.is_none() && self.page.as_slice().is_empty(), "there is something to tell");
         let mut book = self.shared.book();
@@ -210,10 +210,10 @@ impl Watcher {
         Told { what: What::Change(recorded), in_touch: self.in_touch }
     }
 
-    /// If nothing is left to tell, everything that has happened was told.
+    /// A heartbeat. If nothing is left to tell, everything that has happened was told.
     fn heartbeat(&mut self) -> Told {
         let book = self.shared.book();
-        // A queue that was closed may be empty because what came next did not fit.
+        // A closed queue may be empty because the next change did not fit.
         let is_told = |queue: &Queue| queue.receiver.is_empty() && !queue.receiver.is_closed();
         if self.page.as_slice().is_empty() && self.queue.as_ref().is_some_and(is_told) {
             self.cursor = Position::end_of(book.history.applied());
@@ -232,9 +232,9 @@ impl Watcher {
 enum Awaited {
     Change(Arc<Recorded>),
     Heartbeat,
-    /// What is looked at before waiting has changed.
+    /// Something that is checked before waiting has changed.
     News,
-    /// It ran over, or the history was replaced.
+    /// The queue overflowed, or the history was replaced.
     QueueClosed,
     NodeGone,
 }

@@ -1,4 +1,4 @@
-//! What happened, in the words of the wire. The one place where the two meet.
+//! Converts changes to wire messages. This is the only place where the two meet.
 
 use lowkey_api::v1::{EventType, LockHolder, WatchEvent};
 use lowkey_core::{Cause, Change, ChangeKind};
@@ -39,12 +39,12 @@ fn change_event(change: &Change, position: Position) -> WatchEvent {
     }
 }
 
-/// When it was proposed.
+/// When the change was proposed.
 pub(super) fn at_unix_ms(change: &Change) -> i64 {
     i64::try_from(change.at_unix_ms).unwrap_or(i64::MAX)
 }
 
-/// At whose wish a grant ended: its owner's, unless somebody else said so. An expiry was nobody's wish.
+/// The actor that ended a grant: its owner, unless another actor is named. An expiry has none.
 pub(super) fn actor(change: &Change) -> String {
     match change.kind {
         ChangeKind::Freed(Cause::Released | Cause::Revoked) => {

@@ -5,19 +5,21 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures::StreamExt;
+use futures::future::join_all;
 use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, LeaderRequest,
-    LeaderResponse, Lease, ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse,
-    LockHolder, Member, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
-    ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
-    ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest,
-    TransferLeaderResponse, WatchEvent, WatchRequest,
+    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse,
+    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
+    ListLocksRequest, ListLocksResponse, LockHolder, Member, ObserveEvent, ObserveRequest, ProclaimRequest,
+    ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse,
+    RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse, RevokeLeaseRequest,
+    RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
-use lowkey_server::edge::{Events, Node};
+use lowkey_server::edge::{Call, Events, LeaseListener, LeaseNews, Node};
+use prost::Message;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -30,6 +32,9 @@ pub(crate) const CLUMSY_OWNER: &str = "clumsy";
 /// The owner who is told to come back later.
 pub(crate) const EAGER_OWNER: &str = "eager";
 
+/// The lock that very many hold.
+pub(crate) const CROWDED_LOCK: &str = "crowded";
+
 /// The revision that the node has reached.
 pub(crate) const REVISION: u64 = 41;
 /// A revision that can no longer be watched from.
@@ -39,6 +44,7 @@ pub(crate) const GONE_REVISION: u64 = 3;
 pub(crate) struct FakeNode {
     pub(crate) ready: AtomicBool,
     pub(crate) stopping: watch::Sender<bool>,
+    pub(crate) lease_news: LeaseNews,
     pub(crate) slow: Semaphore,
     /// Renewals of [`SLOW_LEASE`] that have begun.
     pub(crate) slow_begun: AtomicUsize,
@@ -96,6 +102,7 @@ impl FakeNode {
         Self {
             ready: AtomicBool::new(true),
             stopping: watch::Sender::new(false),
+            lease_news: LeaseNews::default(),
             slow: Semaphore::new(0),
             slow_begun: AtomicUsize::new(0),
             request_ids: Mutex::default(),
@@ -151,7 +158,7 @@ impl FakeNode {
     }
 }
 
-impl Node for FakeNode {
+impl FakeNode {
     async fn create_lease(&self, request: CreateLeaseRequest) -> Result<CreateLeaseResponse, ApiError> {
         assert_ne!(request.owner_id, CLUMSY_OWNER, "dropped everything");
         if request.owner_id == EAGER_OWNER {
@@ -171,6 +178,24 @@ impl Node for FakeNode {
             }
             other => Err(ApiError::new(Reason::LeaseNotFound, format!("there is no lease {other}"))),
         }
+    }
+
+    async fn renew_leases(&self, request: RenewLeases) -> Result<LeasesRenewed, ApiError> {
+        let holds = request.holds.into_iter().map(Some).chain(std::iter::repeat(None));
+        let renewals = request.lease_ids.into_iter().zip(holds).map(|(lease_id, holds)| async move {
+            match self.renew_lease(RenewLeaseRequest { lease_id, holds }).await {
+                Ok(RenewLeaseResponse { ttl_seconds, holds_differ }) => {
+                    HeartbeatResponse { lease_id, ttl_seconds, holds_differ, ..Default::default() }
+                }
+                Err(error) => HeartbeatResponse {
+                    lease_id,
+                    error_reason: error.reason.as_str().to_owned(),
+                    error_message: error.message,
+                    ..Default::default()
+                },
+            }
+        });
+        Ok(LeasesRenewed { renewals: join_all(renewals).await })
     }
 
     async fn get_lease(&self, request: GetLeaseRequest) -> Result<GetLeaseResponse, ApiError> {
@@ -217,6 +242,10 @@ impl Node for FakeNode {
     }
 
     async fn get_lock(&self, request: GetLockRequest) -> Result<GetLockResponse, ApiError> {
+        if request.lock_name == CROWDED_LOCK {
+            let holder = LockHolder { owner_id: "one of very many".into(), ..LockHolder::default() };
+            return Ok(GetLockResponse { holders: vec![holder; 1_000], ..GetLockResponse::default() });
+        }
         self.note(Asked::Get(request.clone()));
         let holders = self.locks.lock().unwrap().get(&request.lock_name).cloned().into_iter().collect();
         Ok(GetLockResponse { lock_name: request.lock_name, holders, ..GetLockResponse::default() })
@@ -237,15 +266,6 @@ impl Node for FakeNode {
         let current = request.fencing_token == 7;
         self.note(Asked::Check(request));
         Ok(CheckTokenResponse { current, holder: None, revision: REVISION })
-    }
-
-    async fn watch(&self, request: WatchRequest) -> Result<Events<WatchEvent>, ApiError> {
-        let is_gone = request.from == GONE_REVISION;
-        self.note(Asked::Watch(request));
-        if is_gone {
-            return Err(ApiError::new(Reason::Compacted, "that is gone; list, then watch"));
-        }
-        Ok(self.open(&self.watches))
     }
 
     async fn campaign(&self, request: CampaignRequest) -> Result<CampaignResponse, ApiError> {
@@ -272,11 +292,6 @@ impl Node for FakeNode {
         Ok(LeaderResponse { leader: None, candidates: 2, revision: REVISION })
     }
 
-    async fn observe(&self, request: ObserveRequest) -> Result<Events<ObserveEvent>, ApiError> {
-        self.note(Asked::Observe(request));
-        Ok(self.open(&self.observations))
-    }
-
     async fn add_peer(&self, _request: AddPeerRequest) -> Result<AddPeerResponse, ApiError> {
         Ok(AddPeerResponse { member_id: 2, cluster_id: CLUSTER_ID.into(), members: vec![] })
     }
@@ -294,6 +309,55 @@ impl Node for FakeNode {
     ) -> Result<TransferLeaderResponse, ApiError> {
         let leader_address = "127.0.0.1:9000".to_owned();
         Ok(TransferLeaderResponse { leader_id: request.node_id, leader_address })
+    }
+}
+
+impl Node for FakeNode {
+    async fn call<C: Call>(&self, call: C) -> Result<C::Response, ApiError> {
+        /// Which of the node's methods answers the call of which name.
+        macro_rules! answer {
+            ($($name:literal => $method:ident),* $(,)?) => {
+                match C::NAME {
+                    $($name => the_same(self.$method(the_same(call)).await?),)*
+                    "GetStatus" => the_same(self.get_status()),
+                    other => panic!("nobody answers {other}"),
+                }
+            };
+        }
+        Ok(answer! {
+            "CreateLease" => create_lease,
+            "RenewLease" => renew_lease,
+            "RenewLeases" => renew_leases,
+            "RevokeLease" => revoke_lease,
+            "GetLease" => get_lease,
+            "ListLeases" => list_leases,
+            "AcquireLock" => acquire_lock,
+            "ReleaseLock" => release_lock,
+            "GetLock" => get_lock,
+            "ListLocks" => list_locks,
+            "CheckToken" => check_token,
+            "AddPeer" => add_peer,
+            "RemovePeer" => remove_peer,
+            "TransferLeader" => transfer_leader,
+            "Campaign" => campaign,
+            "Proclaim" => proclaim,
+            "Resign" => resign,
+            "Leader" => leader,
+        })
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<Events<WatchEvent>, ApiError> {
+        let is_gone = request.from == GONE_REVISION;
+        self.note(Asked::Watch(request));
+        if is_gone {
+            return Err(ApiError::new(Reason::Compacted, "that is gone; list, then watch"));
+        }
+        Ok(self.open(&self.watches))
+    }
+
+    async fn observe(&self, request: ObserveRequest) -> Result<Events<ObserveEvent>, ApiError> {
+        self.note(Asked::Observe(request));
+        Ok(self.open(&self.observations))
     }
 
     fn get_status(&self) -> GetStatusResponse {
@@ -313,7 +377,16 @@ impl Node for FakeNode {
         Some(HeaderValue::from_static(CLUSTER_ID))
     }
 
+    fn lease_listener(&self) -> LeaseListener {
+        self.lease_news.listen()
+    }
+
     fn stopping(&self) -> watch::Receiver<bool> {
         self.stopping.subscribe()
     }
+}
+
+/// The same message, of a type that only its name in the table tells.
+fn the_same<Given: Message, Wanted: Message + Default>(message: Given) -> Wanted {
+    Wanted::decode(message.encode_to_vec().as_slice()).expect("the same message")
 }

@@ -138,6 +138,8 @@ async fn what_a_call_does_not_know_is_refused_before_the_node_sees_it() {
         let message = json["message"].as_str().unwrap();
         assert!(message.contains(field) && message.contains(nearest), "{message}");
     }
+    let refused = edge.post("/v1/lock/release", r#"{"lockName":"jobs","leaseId":1,"fencing_token":0}"#).await;
+    assert_eq!((refused.status, refused.reason().as_str()), (400, "INVALID_FENCING_TOKEN"));
     for body in [
         r#"{"lockName":"jobs","leaseId":1,"fencingToken":8,"fencingToken":null}"#,
         r#"{"lockName":"jobs","leaseId":1,"fencingToken":null,"fencingToken":8}"#,
@@ -202,6 +204,8 @@ async fn the_idempotency_key_names_the_request_where_the_body_does_not() {
 
     let refused = edge.post_with("/v1/lease", "idempotency-key: r-3\r\n", named).await;
     assert_eq!((refused.status, refused.reason().as_str()), (400, "INVALID_REQUEST_ID"));
+    let empty = edge.post_with("/v1/lease", "idempotency-key: \r\n", LEASE).await;
+    assert_eq!((empty.status, empty.reason().as_str()), (400, "INVALID_REQUEST_ID"));
     let twice = "idempotency-key: r-3\r\nidempotency-key: r-4\r\n";
     assert_eq!(edge.post_with("/v1/lease", twice, LEASE).await.reason(), "INVALID_REQUEST_ID");
 }
@@ -238,6 +242,7 @@ async fn the_root_says_what_this_is_and_where_to_look() {
     assert_eq!(told["service"], "lowkey");
     assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(told["grpc"], edge.grpc.to_string());
+    assert_eq!(told["calls"]["GET /v1/lock"], "name=LOCK_NAME");
     for link in told["links"].as_object().unwrap().values() {
         assert_eq!(edge.get(link.as_str().unwrap()).await.status, 200, "{link}");
     }
@@ -250,6 +255,12 @@ async fn unknown_routes_and_methods_are_errors_of_the_usual_form() {
         let refused = edge.get(target).await;
         assert_eq!((refused.status, refused.reason().as_str()), (404, "NO_SUCH_ROUTE"), "{target}");
     }
+    let refused = edge.post("/v1/lock/aquire", "{}").await.json();
+    assert_eq!(refused["message"], "there is no /v1/lock/aquire; did you mean POST /v1/lock/acquire?");
+    assert_eq!(refused["details"][0]["metadata"]["nearest"], "POST /v1/lock/acquire");
+    let refused = edge.get("/v1/lock/jobs/nightly").await.json();
+    assert!(refused["message"].as_str().unwrap().contains("GET /v1/lock?name=jobs/nightly"), "{refused}");
+
     let refused = edge.post("/nonsense", "x".repeat(1024 * 1024)).await;
     assert_eq!((refused.status, refused.reason().as_str()), (404, "NO_SUCH_ROUTE"));
 

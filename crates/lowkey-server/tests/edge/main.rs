@@ -8,6 +8,7 @@ mod fake;
 mod gate;
 mod grpc;
 mod http;
+mod openapi;
 mod serve;
 mod session;
 mod support;

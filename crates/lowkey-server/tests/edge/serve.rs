@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
+use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_api::v1::{GetLockRequest, WatchEvent, WatchRequest};
+use lowkey_api::{ApiError, Reason};
+use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::serve::ServeLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tonic::transport::Endpoint;
 
-use crate::fake::SLOW_LEASE;
-use crate::support::{Edge, soon, until};
+use crate::fake::{CROWDED_LOCK, SLOW_LEASE};
+use crate::support::{Edge, EventSource, soon, until};
 
 /// Reads until the server closes the connection.
 async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
@@ -17,18 +23,25 @@ async fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
+/// Two connections at a time.
+fn two() -> ServeLimits {
+    ServeLimits { max_connections: 2, ..ServeLimits::default() }
+}
+
+const ALIVE: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+
 #[tokio::test]
-async fn connections_beyond_the_limit_are_closed_at_once_and_a_free_place_is_used_again() {
-    let edge = Edge::with_limits(ServeLimits { max_connections: 2, ..ServeLimits::default() }).await;
+async fn a_connection_beyond_the_limit_is_told_why_and_a_free_place_is_used_again() {
+    let edge = Edge::with_limits(two()).await;
     let mut kept = Vec::new();
     for _ in 0..2 {
-        let mut stream = TcpStream::connect(edge.http).await.unwrap();
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
-        assert_eq!(soon(stream.read_u8()).await.unwrap(), b'H');
-        kept.push(stream);
+        kept.push(EventSource::open(edge.http, "/v1/watch", "").await);
     }
     let mut refused = TcpStream::connect(edge.http).await.unwrap();
-    assert!(read_to_end(&mut refused).await.is_empty());
+    refused.write_all(ALIVE).await.unwrap();
+    let told = String::from_utf8(read_to_end(&mut refused).await).unwrap();
+    assert!(told.starts_with("HTTP/1.1 429 "), "{told}");
+    assert!(told.contains("LIMIT_CONNECTIONS") && told.contains("--max-connections"), "{told}");
 
     drop(kept);
     soon(async {
@@ -43,6 +56,74 @@ async fn connections_beyond_the_limit_are_closed_at_once_and_a_free_place_is_use
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_grpc_client_for_whom_there_is_no_place_is_told_why() {
+    let edge = Edge::with_limits(two()).await;
+    let mut watches = Vec::new();
+    for _ in 0..2 {
+        watches.push(edge.client().await.watch(WatchRequest::default()).await.unwrap());
+    }
+    let mut stream = TcpStream::connect(edge.grpc).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let told = read_to_end(&mut stream).await;
+    let told = String::from_utf8_lossy(&told);
+    assert!(told.contains("LIMIT_CONNECTIONS") && told.contains("--max-connections"), "{told}");
+}
+
+#[tokio::test]
+async fn a_newcomer_takes_the_place_of_a_connection_that_is_idle() {
+    let edge = Edge::with_limits(two()).await;
+    let mut busy = EventSource::open(edge.http, "/v1/watch", "").await;
+    let mut idle = TcpStream::connect(edge.http).await.unwrap();
+    idle.write_all(ALIVE).await.unwrap();
+    assert_eq!(soon(idle.read_u8()).await.unwrap(), b'H');
+    until(|| edge.budget.used_bytes() < 8 * 1024).await;
+    for _ in 0..3 {
+        let mut newcomer = TcpStream::connect(edge.http).await.unwrap();
+        newcomer.write_all(ALIVE).await.unwrap();
+        assert_eq!(soon(newcomer.read_u8()).await.unwrap(), b'H');
+        until(|| edge.budget.used_bytes() < 8 * 1024).await;
+        read_to_end(&mut idle).await;
+        idle = newcomer;
+    }
+    edge.node.watch_sender().send(Ok(WatchEvent::default())).unwrap();
+    assert!(busy.chunk().await.contains("data:"), "who uses its place keeps it");
+}
+
+#[tokio::test]
+async fn a_connection_on_which_nothing_is_asked_is_closed() {
+    let limits = ServeLimits { header_read_timeout: Duration::from_millis(50), ..ServeLimits::default() };
+    let edge = Edge::with_limits(limits).await;
+    let mut silent = TcpStream::connect(edge.grpc).await.unwrap();
+    // All that HTTP/2 wants for a beginning, and no request.
+    silent.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    read_to_end(&mut silent).await;
+}
+
+#[tokio::test]
+async fn answers_that_nobody_takes_are_within_the_budget_of_their_connection() {
+    let memory = MemoryLimits { connection_bytes: 1024 * 1024, ..MemoryLimits::default() };
+    let edge = Edge::with_limits(ServeLimits { memory, ..ServeLimits::default() }).await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", edge.grpc)).unwrap();
+    // As much as nothing.
+    let channel = endpoint.initial_stream_window_size(1).connect().await.unwrap();
+    let mut asked = JoinSet::new();
+    for _ in 0..90 {
+        let mut client = LockServiceClient::new(channel.clone());
+        let request = GetLockRequest { lock_name: CROWDED_LOCK.into(), ..GetLockRequest::default() };
+        asked.spawn(async move { client.get_lock(request).await });
+    }
+    let refused = soon(asked.join_next()).await.unwrap().unwrap().unwrap_err();
+    let refused = ApiError::from_status(&refused).unwrap();
+    assert_eq!(refused.reason, Reason::LimitMemory);
+    assert!(edge.budget.used_bytes() < 2 * 1024 * 1024);
+    // Others are not concerned.
+    let other = edge.client().await.get_lock(GetLockRequest::default()).await;
+    other.unwrap();
+    drop((asked, channel));
+    until(|| edge.budget.used_bytes() == 0).await;
 }
 
 #[tokio::test]

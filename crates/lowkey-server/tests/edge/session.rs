@@ -6,16 +6,18 @@ use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, CreateLeaseResponse, EventType,
-    GetLockRequest, HeartbeatResponse, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
+    GetLockRequest, HeartbeatResponse, LeaseChanged, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
     ReleaseLockResponse, RenewLeases, RevokeLeaseRequest, RevokeLeaseResponse, SessionAnswer, SessionCall,
     WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
+use lowkey_server::edge::budget::MemoryLimits;
+use lowkey_server::edge::serve::ServeLimits;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 
-use crate::fake::{Asked, CLUMSY_OWNER, EAGER_OWNER, GONE_REVISION, REVISION, SLOW_LEASE};
+use crate::fake::{Asked, CLUMSY_OWNER, CROWDED_LOCK, EAGER_OWNER, GONE_REVISION, REVISION, SLOW_LEASE};
 use crate::support::{Edge, soon, until};
 
 /// A session's two sides.
@@ -193,32 +195,78 @@ async fn thousands_of_waits_hold_up_no_other_call_and_are_answered_in_any_order(
     assert_eq!(seqs, (1..=WAITS).collect::<Vec<_>>());
 }
 
-#[tokio::test]
-async fn a_session_is_not_read_while_it_has_as_much_under_way_as_it_may() {
-    const IN_FLIGHT_MAX: usize = 16_384;
-    let edge = Edge::start().await;
-    let mut session = Session::open(&edge).await;
-    // Each lease of a renewal counts.
-    for seq in 1..=2 {
-        session.send(seq, renew(vec![SLOW_LEASE; 6_000])).await;
-    }
-    for seq in 3..=(2 + IN_FLIGHT_MAX as u64 - 12_000) {
-        session.send(seq, acquire("a", "a", 60_000)).await;
-    }
-    until(|| edge.node.present() == IN_FLIGHT_MAX - 12_000).await;
-    assert_eq!(edge.node.slow_begun.load(Ordering::SeqCst), 12_000);
-    let asked = edge.node.asked.lock().unwrap().len();
-    session.send(u64::MAX, get("last")).await;
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    assert_eq!(edge.node.asked.lock().unwrap().len(), asked);
+/// Limits that one connection reaches soon.
+fn small() -> ServeLimits {
+    let memory = MemoryLimits { connection_bytes: MEBIBYTE, ..MemoryLimits::default() };
+    ServeLimits { memory, ..ServeLimits::default() }
+}
 
-    // The first in the queue are the renewals.
-    edge.node.slow.add_permits(12_001);
-    let mut seqs = Vec::new();
-    while !seqs.contains(&u64::MAX) {
-        seqs.push(session.next().await.0);
+const MEBIBYTE: usize = 1024 * 1024;
+
+#[tokio::test]
+async fn calls_beyond_the_budget_are_refused_and_renewals_are_not() {
+    let edge = Edge::with_limits(small()).await;
+    let mut session = Session::open(&edge).await;
+    const WAITS: u64 = 300;
+    for seq in 1..=WAITS {
+        session.send(seq, acquire(&format!("lock-{seq}"), "a", 60_000)).await;
     }
-    assert!(seqs.len() <= 4, "{seqs:?}");
+    let (seq, error) = session.next_error().await;
+    assert_eq!(error.reason, Reason::LimitMemory);
+    assert_eq!(error.metadata["flag"], "--max-memory-per-connection-mib");
+    let accepted = seq - 1;
+    assert!((200..256).contains(&accepted), "{accepted} waits of 4 KiB and more fit into 1 MiB");
+    for expected in seq + 1..=WAITS {
+        assert_eq!(session.next_reason().await, (expected, Reason::LimitMemory));
+    }
+    // Its leases must not suffer from that; and when there is room, it is used.
+    session.send(1_000, renew(vec![1; 500])).await;
+    assert!(matches!(session.next().await, (1_000, Answer::RenewLeases(_))));
+    edge.node.slow.add_permits(accepted as usize);
+    for _ in 0..accepted {
+        session.next().await;
+    }
+    session.round_trip(2_000).await;
+}
+
+#[tokio::test]
+async fn a_session_that_takes_nothing_keeps_no_more_than_its_budget() {
+    const CALLS: u64 = 4_000;
+    let edge = Edge::with_limits(small()).await;
+    let mut session = Session::open(&edge).await;
+    for seq in 1..=CALLS {
+        session.send(seq, get(CROWDED_LOCK)).await;
+    }
+    // The first of them fill what the client takes in by itself, the others are kept or refused.
+    until(|| edge.budget.used_bytes() >= MEBIBYTE).await;
+    let mut kept_max = 0;
+    for _ in 0..500 {
+        tokio::task::yield_now().await;
+        kept_max = kept_max.max(edge.budget.used_bytes());
+    }
+    assert!(kept_max < 3 * MEBIBYTE, "{kept_max} bytes are kept");
+
+    // Each is answered all the same, once, and nothing stays.
+    let (mut seqs, mut refused) = (Vec::new(), 0);
+    while seqs.len() < CALLS as usize {
+        let (seq, answer) = session.next().await;
+        match answer {
+            Answer::GetLock(lock) => assert_eq!(lock.holders.len(), 1_000),
+            Answer::Error(error) => {
+                assert_eq!(ApiError::from(error).reason, Reason::LimitMemory);
+                refused += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+        seqs.push(seq);
+    }
+    seqs.sort_unstable();
+    assert_eq!(seqs, (1..=CALLS).collect::<Vec<_>>());
+    assert!((1..CALLS).contains(&refused), "{refused} were refused");
+    session.send(CALLS + 1, get(CROWDED_LOCK)).await;
+    assert!(matches!(session.next().await.1, Answer::GetLock(_)));
+    drop(session);
+    until(|| edge.budget.used_bytes() == 0).await;
 }
 
 #[tokio::test]
@@ -492,4 +540,30 @@ async fn a_session_in_which_nothing_happens_ends_at_once_with_the_node() {
     edge.node.stopping.send_replace(true);
     session.farewell().await;
     soon(edge.served).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_is_told_what_others_do_to_the_leases_that_it_uses() {
+    let edge = Edge::start().await;
+    let mut session = Session::open(&edge).await;
+    let mut other = Session::open(&edge).await;
+    let changed = (0, Answer::LeaseChanged(LeaseChanged { lease_id: 1 }));
+    // Of a lease that it has not used it hears nothing.
+    edge.node.lease_news.tell(1);
+    session.send(1, acquire("jobs", "a", 0)).await;
+    session.next().await;
+    edge.node.lease_news.tell(1);
+    assert_eq!(session.next().await, changed);
+    // A renewal that fails ends it, one that succeeds begins it.
+    other.send(1, renew([1, 7])).await;
+    other.next().await;
+    edge.node.lease_news.tell(7);
+    edge.node.lease_news.tell(1);
+    assert_eq!((session.next().await, other.next().await), (changed.clone(), changed.clone()));
+    // Its own revocation is no news.
+    session.send(2, Call::RevokeLease(RevokeLeaseRequest { lease_id: 1, ..Default::default() })).await;
+    session.next().await;
+    edge.node.lease_news.tell(1);
+    session.round_trip(3).await;
+    assert_eq!(other.next().await, changed);
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lowkey_api::v1::election_service_client::ElectionServiceClient;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
+use lowkey_server::edge::budget::Budget;
 use lowkey_server::edge::http::Gate;
 use lowkey_server::edge::serve::{ServeLimits, serve};
 use lowkey_server::edge::{Node, grpc, http};
@@ -23,6 +24,8 @@ pub(crate) struct Edge {
     pub(crate) node: Arc<FakeNode>,
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
+    /// What is kept for clients of both ports.
+    pub(crate) budget: Arc<Budget>,
     /// Both ports' accept loops.
     pub(crate) served: JoinHandle<()>,
 }
@@ -49,13 +52,15 @@ impl Edge {
         let http_router = http::router(Arc::clone(&node), grpc.to_string(), gate);
         let grpc_port = grpc::port(Arc::clone(&node), http.to_string()).unwrap();
         let (http_stop, grpc_stop) = (node.stopping(), node.stopping());
+        let budget = Arc::new(Budget::new(limits.memory));
+        let counted = Some(Arc::clone(&budget));
         let served = tokio::spawn(async move {
             tokio::join!(
-                serve(http_listener, http_router, limits, http_stop),
-                serve(grpc_listener, grpc_port, limits, grpc_stop),
+                serve(http_listener, http_router, limits, counted.clone(), http_stop),
+                serve(grpc_listener, grpc_port, limits, counted.clone(), grpc_stop),
             );
         });
-        Self { node, http, grpc, served }
+        Self { node, http, grpc, budget, served }
     }
 
     pub(crate) async fn channel(&self) -> Channel {

@@ -48,7 +48,9 @@ const END: &str = concat!(
 const ERROR: &str = concat!(
     "event: error\n",
     r#"data: {"code":11,"reason":"COMPACTED","message":"that is gone","details":["#,
-    r#"{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"COMPACTED","domain":"lowkey","metadata":{}}]}"#,
+    r#"{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"COMPACTED","domain":"lowkey","metadata":{}},"#,
+    r#"{"@type":"type.googleapis.com/google.rpc.Help","#,
+    r#""links":[{"description":"COMPACTED","url":"docs/reference/errors.md#compacted"}]}]}"#,
     "\n\n",
 );
 

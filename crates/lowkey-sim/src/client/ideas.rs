@@ -6,8 +6,8 @@ use lowkey_core::{
 };
 use lowkey_replica::{Query, Request};
 
-use super::{Client, Operation, Reading, Send};
-use crate::plan::{MILLISECOND, Plan};
+use super::{ClientOperation, Reading, Send, SimClient};
+use crate::plan::{MILLISECOND, WorldPlan};
 use crate::random::Random;
 
 /// How often it asks before it gives up on a read.
@@ -19,9 +19,9 @@ const WAITS_MS: [i64; 7] = [1, 15, 200, 700, 1_500, 3_000, 8_000];
 /// The longest wait of a client when all is quiet.
 pub(crate) const QUIET_WAIT_MS: i64 = 1_500;
 
-impl Client {
+impl SimClient {
     /// Does what is due, and says what is to be sent.
-    pub(crate) fn act(&mut self, true_nanos: u64, plan: &Plan, random: &mut Random) -> Vec<Send> {
+    pub(crate) fn act(&mut self, true_nanos: u64, plan: &WorldPlan, random: &mut Random) -> Vec<Send> {
         let now = self.clock.read(true_nanos);
         let mut sends = Vec::new();
         // What is no longer valid is lost, whatever the servers would say.
@@ -121,7 +121,7 @@ impl Client {
 
     /// Loses patience with a wait: it tells the servers so, or just leaves.
     fn give_up(&mut self, now: u64, true_nanos: u64, random: &mut Random, sends: &mut Vec<Send>) {
-        let Some(Operation { id, request, .. }) = self.operation.take() else { return };
+        let Some(ClientOperation { id, request, .. }) = self.operation.take() else { return };
         let Some(Command::Acquire { lock, owner, with, request, .. }) = super::command_of(&request) else {
             return;
         };
@@ -158,12 +158,18 @@ impl Client {
     fn ask(&mut self, request: Request, now: u64, true_nanos: u64) -> Send {
         self.last_operation += 1;
         let id = self.last_operation;
-        self.operation = Some(Operation::new(id, request.clone(), now, true_nanos));
+        self.operation = Some(ClientOperation::new(id, request.clone(), now, true_nanos));
         Send::Request { node: self.node, operation: id, request, again: false }
     }
 
     /// Begins something new.
-    fn have_an_idea(&mut self, now: u64, true_nanos: u64, plan: &Plan, random: &mut Random) -> Option<Send> {
+    fn have_an_idea(
+        &mut self,
+        now: u64,
+        true_nanos: u64,
+        plan: &WorldPlan,
+        random: &mut Random,
+    ) -> Option<Send> {
         self.next_idea = now + random.span(plan.think_nanos);
         let request = self.next_wish(now, plan, random)?;
         let send = self.ask(request, now, true_nanos);
@@ -181,7 +187,7 @@ impl Client {
         Some(send)
     }
 
-    fn next_wish(&mut self, now: u64, plan: &Plan, random: &mut Random) -> Option<Request> {
+    fn next_wish(&mut self, now: u64, plan: &WorldPlan, random: &mut Random) -> Option<Request> {
         let Some(lease) = self.lease else {
             let ttl = Ttl::parse(*random.pick(&[1, 2, 3, 5])).expect("a usual time to live");
             if random.one_in(2) {
@@ -230,7 +236,7 @@ impl Client {
         let due = self.holds.iter().find(|hold| now >= hold.release_at)?.clone();
         self.last_release = Some((lease.id, due.lock.clone(), due.token));
         // R9: belief ends before the release is sent.
-        if !mutants::is_active("belief ends when the release is answered") {
+        if !mutants::BELIEF_ENDS_WHEN_THE_RELEASE_IS_ANSWERED.is_active() {
             self.stop_believing_in(&due.lock);
         }
         Some(self.release(due.lock, GrantRef::Lease(lease.id), Some(due.token)))
@@ -261,7 +267,7 @@ impl Client {
         Value::parse(&format!("{} {}", self.owner, self.last_operation + 1)).expect("a short text is a value")
     }
 
-    fn question(&self, plan: &Plan, random: &mut Random) -> Request {
+    fn question(&self, plan: &WorldPlan, random: &mut Random) -> Request {
         let lock = random.pick(&plan.names).clone();
         let prefix = *random.pick(&["", "a", "a/", "e"]);
         let query = match (random.between(0, 8), self.holds.first()) {
@@ -279,7 +285,7 @@ impl Client {
     }
 
     /// Wants a lock, at once or in its turn. Whoever wants an election has something to say.
-    fn acquire(&self, with: AcquireWith, plan: &Plan, random: &mut Random) -> Request {
+    fn acquire(&self, with: AcquireWith, plan: &WorldPlan, random: &mut Random) -> Request {
         let lock = random.pick(&plan.names).clone();
         let is_election = plan.is_election(&lock);
         let mode = match !is_election && random.one_in(plan.shared_one_in) {

@@ -1,5 +1,5 @@
 //! What was acknowledged is in the committed log, and in an order that all clients could have seen:
-//! linearizability with the log as the witness (design, section 8, points 3, 4 and 8; Herlihy and
+//! linearizability with the log as the witness (`docs/internals/invariants.md`, points 3, 4 and 8; Herlihy and
 //! Wing for the definition).
 //!
 //! An operation's place is its revision. It must lie behind everything that was acknowledged before
@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use lowkey_core::{Command, GrantRef, InTheWay, LockName, Refusal, Reply, RequestId, Requester, Token};
 use lowkey_replica::{Failure, Request, Response};
 
-use super::chronicle::Held;
+use super::chronicle::HoldSeen;
 use super::{Check, Committed, Ledger, Violation, reads};
-use crate::claim::Claim;
-use crate::client::{Operation, command_of};
+use crate::claim::PlainClaim;
+use crate::client::{ClientOperation, command_of};
 
 pub(super) const NAME: &str = "acknowledged";
 
@@ -86,7 +86,7 @@ impl Acknowledged {
     /// An operation was answered at this true time.
     pub(crate) fn answered(
         &mut self,
-        operation: &Operation,
+        operation: &ClientOperation,
         answer: &Result<Response, Failure>,
         ledger: &Ledger,
         now: u64,
@@ -169,7 +169,7 @@ impl Acknowledged {
                 Command::Acquire { lock, owner, mode, scope, .. },
             ) => {
                 let holders = &ledger.at(lock, *revision).holders;
-                let is_it = |held: &Held| {
+                let is_it = |held: &HoldSeen| {
                     (held.token, held.lease, &held.owner, held.mode, held.scope)
                         == (*token, *lease, owner, *mode, *scope)
                 };
@@ -240,7 +240,8 @@ impl Case<'_> {
         let ever = |so: &dyn Fn(u64) -> bool| ledger.was_ever(self.before, so);
         match (refusal, command) {
             (Refusal::LockHeld { lock, in_the_way }, Some(Command::Acquire { with, mode, scope, .. })) => {
-                let claim = Claim { lock: lock.clone(), lease: with.lease(), mode: *mode, scope: *scope };
+                let claim =
+                    PlainClaim { lock: lock.clone(), lease: with.lease(), mode: *mode, scope: *scope };
                 ever(&|revision| {
                     self.holds(&in_the_way.held, in_the_way.holder.token, revision)
                         && ledger.at(lock, revision).waiters.len() == in_the_way.waiters

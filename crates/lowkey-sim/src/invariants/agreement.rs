@@ -1,5 +1,5 @@
 //! The replicas agree: one leader a term, the same entry at the same index everywhere, committed
-//! entries never lost, equal states at equal index (design, section 8, points 4 and 10; the Raft
+//! entries never lost, equal states at equal index (`docs/internals/invariants.md`, points 4 and 10; the Raft
 //! paper's election safety, log matching and state machine safety).
 
 use std::collections::BTreeMap;

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use lowkey_core::{Holder, LeaseId, LockName, LockView, Mode, OwnerId, Scope, Ticket, Token, Value};
 
 use super::{Check, queue_order};
-use crate::claim::Claim;
+use crate::claim::PlainClaim;
 
 /// Somebody who holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HoldSeen {
     /// What.
     pub lock: LockName,
     /// Who, as it names itself.
@@ -30,17 +30,17 @@ pub struct Held {
     pub value: Value,
 }
 
-impl Held {
+impl HoldSeen {
     /// What it keeps others from.
-    pub fn claim(&self) -> Claim {
+    pub fn claim(&self) -> PlainClaim {
         let (lock, lease) = (self.lock.clone(), Some(self.lease));
-        Claim { lock, lease, mode: self.mode, scope: self.scope }
+        PlainClaim { lock, lease, mode: self.mode, scope: self.scope }
     }
 }
 
 /// Somebody who waits for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitSeen {
     /// The revision at which the place was taken.
     pub ticket: Ticket,
     /// What is waited for.
@@ -55,11 +55,11 @@ pub struct Waiting {
     pub scope: Scope,
 }
 
-impl Waiting {
+impl WaitSeen {
     /// What it keeps those behind it from.
-    pub fn claim(&self) -> Claim {
+    pub fn claim(&self) -> PlainClaim {
         let (lock, lease) = (self.lock.clone(), Some(self.lease));
-        Claim { lock, lease, mode: self.mode, scope: self.scope }
+        PlainClaim { lock, lease, mode: self.mode, scope: self.scope }
     }
 }
 
@@ -67,9 +67,9 @@ impl Waiting {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockAt {
     /// By lease.
-    pub holders: Vec<Held>,
+    pub holders: Vec<HoldSeen>,
     /// First come first.
-    pub waiters: Vec<Waiting>,
+    pub waiters: Vec<WaitSeen>,
 }
 
 impl LockAt {
@@ -89,7 +89,7 @@ impl LockAt {
     }
 }
 
-pub(super) fn is_holder(told: &Holder, known: &Held) -> bool {
+pub(super) fn is_holder(told: &Holder, known: &HoldSeen) -> bool {
     (&told.owner, told.lease, told.token, told.mode, told.scope, &told.value)
         == (&known.owner, known.lease, known.token, known.mode, known.scope, &known.value)
 }
@@ -98,9 +98,9 @@ pub(super) fn is_holder(told: &Holder, known: &Held) -> bool {
 #[derive(Default)]
 pub struct Chronicle {
     /// In no order.
-    pub(super) holders: Vec<Held>,
+    pub(super) holders: Vec<HoldSeen>,
     /// First come first.
-    pub(super) waiters: Vec<Waiting>,
+    pub(super) waiters: Vec<WaitSeen>,
     /// How each lock was from which revision on.
     locks: BTreeMap<LockName, Vec<(u64, LockAt)>>,
     /// What has changed since the last entry was settled.
@@ -113,17 +113,17 @@ pub struct Chronicle {
 
 impl Chronicle {
     /// Who holds something now, in no order.
-    pub fn holders(&self) -> &[Held] {
+    pub fn holders(&self) -> &[HoldSeen] {
         &self.holders
     }
 
     /// Who waits now, first come first.
-    pub fn waiters(&self) -> &[Waiting] {
+    pub fn waiters(&self) -> &[WaitSeen] {
         &self.waiters
     }
 
     /// A lock is granted.
-    pub fn granted(&mut self, held: Held) -> Check {
+    pub fn granted(&mut self, held: HoldSeen) -> Check {
         queue_order::may_be_granted(self, &held)?;
         self.touched.insert(held.lock.clone());
         self.holders.push(held);
@@ -131,7 +131,7 @@ impl Chronicle {
     }
 
     /// The grant with a token ends; nothing if there is none.
-    pub fn freed(&mut self, token: Token) -> Option<Held> {
+    pub fn freed(&mut self, token: Token) -> Option<HoldSeen> {
         let at = self.holders.iter().position(|held| held.token == token)?;
         let held = self.holders.swap_remove(at);
         self.touched.insert(held.lock.clone());
@@ -149,13 +149,13 @@ impl Chronicle {
     }
 
     /// A place in a queue is taken, behind all others.
-    pub fn waits(&mut self, waiting: Waiting) {
+    pub fn waits(&mut self, waiting: WaitSeen) {
         self.touched.insert(waiting.lock.clone());
         self.waiters.push(waiting);
     }
 
     /// A place is given up, or its wait has ended with the grant; nothing if there is none.
-    pub fn left(&mut self, ticket: Ticket) -> Option<Waiting> {
+    pub fn left(&mut self, ticket: Ticket) -> Option<WaitSeen> {
         let at = self.waiters.iter().position(|waiting| waiting.ticket == ticket)?;
         let waiting = self.waiters.remove(at);
         self.touched.insert(waiting.lock.clone());
@@ -177,7 +177,8 @@ impl Chronicle {
     }
 
     fn now(&self, lock: &LockName) -> LockAt {
-        let mut holders: Vec<Held> = self.holders.iter().filter(|held| held.lock == *lock).cloned().collect();
+        let mut holders: Vec<HoldSeen> =
+            self.holders.iter().filter(|held| held.lock == *lock).cloned().collect();
         holders.sort_by_key(|held| held.lease);
         let waiters = self.waiters.iter().filter(|waiting| waiting.lock == *lock).cloned().collect();
         LockAt { holders, waiters }
@@ -208,7 +209,7 @@ impl Chronicle {
     }
 
     /// True if a claim could not have been granted at a revision.
-    pub fn is_blocked(&self, claim: &Claim, revision: u64) -> bool {
+    pub fn is_blocked(&self, claim: &PlainClaim, revision: u64) -> bool {
         self.all_at(revision).any(|(_, at)| {
             at.holders.iter().any(|held| held.claim().excludes(claim))
                 || at.waiters.iter().any(|waiting| waiting.claim().excludes(claim))

@@ -1,5 +1,5 @@
 //! An election has at most one leader at a time, by the log and by belief, and what is told of it is what it
-//! said itself (design, section 6: an election is a lock with a value).
+//! said itself (`docs/internals/watching.md`: an election is a lock with a value).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use lowkey_core::{ChangeKind, Command, Event, Holder, LockName, OwnerId};
 use lowkey_replica::{Request, Response};
 
 use super::{Check, Committed, Ledger, broken};
-use crate::client::{Client, command_of};
-use crate::plan::Plan;
+use crate::client::{SimClient, command_of};
+use crate::plan::WorldPlan;
 
 const NAME: &str = "elections";
 
@@ -30,7 +30,7 @@ impl Elections {
         }
     }
 
-    pub(crate) fn committed(&self, committed: &Committed, ledger: &Ledger, plan: &Plan) -> Check {
+    pub(crate) fn committed(&self, committed: &Committed, ledger: &Ledger, plan: &WorldPlan) -> Check {
         for event in &committed.applied.events {
             let Event::Changed(change) = event else { continue };
             if matches!(change.kind, ChangeKind::Acquired | ChangeKind::ValueSet) {
@@ -66,7 +66,11 @@ impl Elections {
 }
 
 /// A client has just begun to believe: of an election nobody else is the leader.
-pub(crate) fn one_leader(clients: &[Client], plan: &Plan, now: u64) -> Check {
+pub(crate) fn one_leader<'a>(
+    clients: impl Iterator<Item = &'a SimClient>,
+    plan: &WorldPlan,
+    now: u64,
+) -> Check {
     let mut leaders: BTreeMap<&LockName, &OwnerId> = BTreeMap::new();
     for client in clients {
         for (hold, _) in client.beliefs_at(now).filter(|(hold, _)| plan.is_election(&hold.lock)) {

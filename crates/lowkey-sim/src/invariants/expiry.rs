@@ -1,12 +1,12 @@
 //! No lease ends before its client's own validity does, and none that nobody renews lives for ever
-//! (design, section 8, point 6; R2, R3, R4, R6, R7, R8).
+//! (`docs/internals/invariants.md`, point 6; R2, R3, R4, R6, R7, R8).
 
 use std::collections::BTreeMap;
 
 use lowkey_core::{Command, Event, LeaseId, State};
 
 use super::{Check, Committed, broken};
-use crate::client::Client;
+use crate::client::SimClient;
 use crate::plan::SECOND;
 
 const NAME: &str = "expiry";
@@ -20,7 +20,12 @@ pub(crate) struct Expiry {
 
 impl Expiry {
     /// An entry that ends leases was committed: their clients must have stopped counting on them.
-    pub(crate) fn committed(&mut self, committed: &Committed, clients: &[Client], now: u64) -> Check {
+    pub(crate) fn committed<'a>(
+        &mut self,
+        committed: &Committed,
+        clients: impl Iterator<Item = &'a SimClient> + Clone,
+        now: u64,
+    ) -> Check {
         for event in &committed.applied.events {
             match event {
                 Event::LeaseStarted { lease, .. } => {
@@ -32,7 +37,7 @@ impl Expiry {
                     if matches!(committed.command, Command::RevokeLease { .. }) {
                         continue;
                     }
-                    if let Some(client) = clients.iter().find(|client| client.counts_on(*lease, now)) {
+                    if let Some(client) = clients.clone().find(|client| client.counts_on(*lease, now)) {
                         return broken(
                             NAME,
                             format!("lease {lease} was ended while {} still counts on it", client.owner),

@@ -1,5 +1,5 @@
 //! A resource that checks tokens never accepts one below the highest *exclusive* one that it has seen
-//! (design, section 5, and section 8, point 1), refuses nobody who rightly believes, and never sees a token
+//! (`docs/internals/tokens.md`; `docs/internals/invariants.md`, point 1), refuses nobody who rightly believes, and never sees a token
 //! that was not granted for it.
 //!
 //! Every name protects a resource of its own; whoever holds a subtree may write to all of them.

@@ -9,11 +9,11 @@ use std::ops::Deref;
 
 use lowkey_core::{Change, ChangeKind, Command, Event, LeaseId, RequestId, State, Ticket, WaitEnd};
 
-use super::chronicle::{Chronicle, Held, Waiting};
+use super::chronicle::{Chronicle, HoldSeen, WaitSeen};
 use super::{Check, Committed, broken, queue_order};
 
 /// What a place in a queue is for.
-pub(crate) struct Place {
+pub(crate) struct QueuePlace {
     pub(crate) request: RequestId,
     /// When it was taken, in true time.
     pub(crate) since: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Place {
 pub(crate) struct Ledger {
     chronicle: Chronicle,
     /// Of those who wait.
-    places: BTreeMap<Ticket, Place>,
+    places: BTreeMap<Ticket, QueuePlace>,
     /// At which revision a lease began and ended. One that a wait makes begins with the wait.
     pub(crate) leases: BTreeMap<LeaseId, (u64, Option<u64>)>,
     /// The last revision that is known to be committed.
@@ -46,7 +46,7 @@ impl Ledger {
     }
 
     /// What somebody who waits has asked for, and since when.
-    pub(crate) fn place(&self, ticket: Ticket) -> Option<&Place> {
+    pub(crate) fn place(&self, ticket: Ticket) -> Option<&QueuePlace> {
         self.places.get(&ticket)
     }
 
@@ -82,7 +82,7 @@ impl Ledger {
         let known = self.holders.iter().find(|held| Some(held.token) == change.token);
         match (change.kind, change.token, known) {
             (ChangeKind::Acquired, Some(token), None) => {
-                let held = Held { lock, owner, lease, token, mode, scope, value };
+                let held = HoldSeen { lock, owner, lease, token, mode, scope, value };
                 queue_order::has_lease(self, &held)?;
                 self.chronicle.granted(held)?;
             }
@@ -99,8 +99,8 @@ impl Ledger {
                 };
                 let ticket = Ticket(committed.index);
                 self.leases.entry(lease).or_insert((committed.index, None));
-                self.places.insert(ticket, Place { request: request.clone(), since: now });
-                self.chronicle.waits(Waiting { ticket, lock, owner, lease, mode, scope });
+                self.places.insert(ticket, QueuePlace { request: request.clone(), since: now });
+                self.chronicle.waits(WaitSeen { ticket, lock, owner, lease, mode, scope });
             }
             // The wait's own end follows.
             (ChangeKind::Cancelled, None, None) => {}

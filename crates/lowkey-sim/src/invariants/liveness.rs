@@ -1,10 +1,10 @@
 //! When faults stop, a leader emerges, service resumes, every live waiter progresses, and no caller is left
-//! without an answer (design, section 8, point 11).
+//! without an answer (`docs/internals/invariants.md`, point 11).
 
-use super::chronicle::Waiting;
+use super::chronicle::WaitSeen;
 use super::{Check, Ledger, broken};
-use crate::client::Client;
-use crate::node::Node;
+use crate::client::SimClient;
+use crate::node::SimNode;
 use crate::plan::{MILLISECOND, SECOND};
 
 const NAME: &str = "liveness";
@@ -18,25 +18,25 @@ const PLACE_NANOS: u64 = 11 * SECOND;
 pub(crate) struct Liveness;
 
 impl Liveness {
-    pub(crate) fn at_end(leaders: usize, clients: &[Client]) -> Check {
+    pub(crate) fn at_end<'a>(leaders: usize, mut clients: impl Iterator<Item = &'a SimClient>) -> Check {
         if leaders != 1 {
             return broken(NAME, format!("{leaders} replicas serve when all is quiet"));
         }
-        match clients.iter().find(|client| client.done_in_quiet == 0) {
+        match clients.find(|client| client.done_in_quiet == 0) {
             Some(client) => broken(NAME, format!("{} got nothing done when all was quiet", client.owner)),
             None => Ok(()),
         }
     }
 
     /// Nobody waits for ever: neither in a queue nor for an answer.
-    pub(crate) fn nobody_is_forgotten(nodes: &[Node], ledger: &Ledger, now: u64) -> Check {
-        let since = |waiting: &Waiting| ledger.place(waiting.ticket).map_or(now, |place| place.since);
+    pub(crate) fn nobody_is_forgotten(nodes: &[SimNode], group: usize, ledger: &Ledger, now: u64) -> Check {
+        let since = |waiting: &WaitSeen| ledger.place(waiting.ticket).map_or(now, |place| place.since);
         if let Some(waiting) = ledger.waiters().iter().find(|waiting| now - since(waiting) > PLACE_NANOS) {
             let ms = (now - since(waiting)) / MILLISECOND;
             return broken(NAME, format!("{} has waited for {} for {ms} ms", waiting.owner, waiting.lock));
         }
-        for (node, process) in nodes.iter().filter_map(|node| Some((node, node.process.as_ref()?))) {
-            let late = process
+        for (node, lane) in nodes.iter().filter_map(|node| Some((node, node.running(group)?))) {
+            let late = lane
                 .calls
                 .values()
                 .find(|call| now.saturating_sub(call.asked_at) > ANSWER_NANOS + 2 * call.wait_nanos);

@@ -1,11 +1,11 @@
 //! Who belongs to the cluster: no leader proposes a change that drops it, and what is registered is what votes
-//! when all is quiet (design, sections 2a and 5).
+//! when all is quiet (`docs/internals/raft.md`, `docs/internals/members.md`).
 
 use lowkey_core::{MemberId, State};
 use lowkey_replica::{EntryType, Message, MessageType, Replica, wire};
 
 use super::{Check, broken};
-use crate::node::Node;
+use crate::node::SimNode;
 
 const NAME: &str = "members";
 
@@ -42,15 +42,15 @@ pub(crate) fn no_leader_drops_itself(replica: &Replica, message: &Message) -> Ch
 }
 
 /// When all is quiet: whoever is registered votes, and whoever is not has been told and is gone.
-pub(crate) fn as_registered(nodes: &[Node], state: &State) -> Check {
+pub(crate) fn as_registered(nodes: &[SimNode], group: usize, state: &State) -> Check {
     let registered: Vec<u64> = state.members().map(|(member, _)| member.0).collect();
-    let processes = || nodes.iter().filter_map(|node| Some((node.member, node.process.as_ref()?)));
-    for (member, process) in processes() {
+    let lanes = nodes.iter().filter_map(|node| Some((node.member, node.running(group)?)));
+    for (member, lane) in lanes {
         let is_registered = state.member(MemberId(member)).is_some();
         if !is_registered && member <= state.last_member().0 {
             return broken(NAME, format!("n{member} was removed and does not know it"));
         }
-        let mut voters = process.replica.voters().to_vec();
+        let mut voters = lane.replica.voters().to_vec();
         voters.sort_unstable();
         if is_registered && voters != registered {
             return broken(

@@ -1,18 +1,18 @@
 //! Grants follow the queue; nobody overtakes; whoever could be granted is; cancelled and dead waiters
-//! vanish (design, section 3, and section 8, points 3 and 5; R10).
+//! vanish (`docs/internals/waiting.md`; `docs/internals/invariants.md`, points 3 and 5; R10).
 //!
-//! Judged by the ledger's plain lists and by the words of the design, after every change and after every
+//! Judged by the ledger's plain lists and by the words of `docs/internals/waiting.md`, after every change and after every
 //! entry, with nothing of the state machine's own code.
 
 use lowkey_core::{Command, Mode, Reply, Scope};
 
-use super::chronicle::{Chronicle, Held, Waiting};
+use super::chronicle::{Chronicle, HoldSeen, WaitSeen};
 use super::{Check, Committed, Ledger, broken};
 
 pub(crate) const NAME: &str = "queue order";
 
 /// A lock is granted: nobody who holds excludes it, and nobody who has waited for longer.
-pub(super) fn may_be_granted(ledger: &Chronicle, granted: &Held) -> Check {
+pub(super) fn may_be_granted(ledger: &Chronicle, granted: &HoldSeen) -> Check {
     let claim = granted.claim();
     if let Some(rival) = ledger.holders.iter().find(|held| held.claim().excludes(&claim)) {
         return broken(
@@ -24,11 +24,11 @@ pub(super) fn may_be_granted(ledger: &Chronicle, granted: &Held) -> Check {
         );
     }
     // Who did not wait comes after all who do.
-    let is_place = |waiting: &&Waiting| waiting.lease == granted.lease && waiting.lock == granted.lock;
+    let is_place = |waiting: &&WaitSeen| waiting.lease == granted.lease && waiting.lock == granted.lock;
     let place = ledger.waiters.iter().find(is_place).map(|waiting| waiting.ticket);
     let earlier = ledger.waiters.iter().take_while(|waiting| Some(waiting.ticket) != place);
     // What a lease's own subtree covers keeps nobody waiting who would not wait for that lease anyway.
-    let is_own = |held: &Held| {
+    let is_own = |held: &HoldSeen| {
         let is_strong = held.mode == Mode::Exclusive || granted.mode == Mode::Shared;
         let below = granted.lock.as_str().strip_prefix(held.lock.as_str());
         held.lease == granted.lease
@@ -50,8 +50,8 @@ pub(super) fn may_be_granted(ledger: &Chronicle, granted: &Held) -> Check {
 }
 
 /// A lock is granted to a lease that lives.
-pub(super) fn has_lease(ledger: &Ledger, granted: &Held) -> Check {
-    let Held { lock, lease, .. } = granted;
+pub(super) fn has_lease(ledger: &Ledger, granted: &HoldSeen) -> Check {
+    let HoldSeen { lock, lease, .. } = granted;
     match ledger.leases.get(lease).is_none_or(|(_, ended)| ended.is_some()) {
         true => broken(NAME, format!("{lock} is granted to lease {lease}, which is gone")),
         false => Ok(()),
@@ -59,7 +59,7 @@ pub(super) fn has_lease(ledger: &Ledger, granted: &Held) -> Check {
 }
 
 /// A grant ends. R10: never because a wait was cancelled.
-pub(super) fn may_be_freed(committed: &Committed, held: &Held) -> Check {
+pub(super) fn may_be_freed(committed: &Committed, held: &HoldSeen) -> Check {
     match committed.command {
         Command::Release { .. } | Command::RevokeLease { .. } | Command::Expire { .. } => Ok(()),
         _ => broken(NAME, format!("entry {} takes {} from {}", committed.index, held.lock, held.owner)),
@@ -67,8 +67,8 @@ pub(super) fn may_be_freed(committed: &Committed, held: &Held) -> Check {
 }
 
 /// A wait ends: with the lock, or because somebody or its lease's end said so.
-pub(super) fn may_end(ledger: &Ledger, committed: &Committed, ended: &Waiting, granted: bool) -> Check {
-    let holds = |held: &Held| held.lease == ended.lease && held.lock == ended.lock;
+pub(super) fn may_end(ledger: &Ledger, committed: &Committed, ended: &WaitSeen, granted: bool) -> Check {
+    let holds = |held: &HoldSeen| held.lease == ended.lease && held.lock == ended.lock;
     if granted {
         return match ledger.holders.iter().any(holds) {
             true => Ok(()),

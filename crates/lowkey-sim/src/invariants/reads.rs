@@ -1,10 +1,10 @@
-//! What a read says is what the log says at its revision (design, section 8, point 8).
+//! What a read says is what the log says at its revision (`docs/internals/invariants.md`, point 8).
 
 use lowkey_core::{Holder, LockName};
 use lowkey_replica::{Query, Response};
 
 use super::Ledger;
-use super::chronicle::{Held, is_holder};
+use super::chronicle::{HoldSeen, is_holder};
 
 /// Holders and waiters that a read of one lock tells, and of each lock in a list.
 const SHOWN_OF_ONE: usize = 1_000;
@@ -32,7 +32,7 @@ pub(super) fn check(ledger: &Ledger, query: &Query, response: &Response) -> Resu
             let holders = &ledger.at(lock, *revision).holders;
             let known = holders.iter().find(|held| held.token == *token);
             let other_known = holders.first().filter(|_| known.is_none());
-            let same = |told: &Option<Holder>, known: Option<&Held>| match (told, known) {
+            let same = |told: &Option<Holder>, known: Option<&HoldSeen>| match (told, known) {
                 (Some(told), Some(known)) => is_holder(told, known),
                 (told, known) => told.is_none() && known.is_none(),
             };

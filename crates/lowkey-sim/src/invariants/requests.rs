@@ -1,4 +1,4 @@
-//! One request id, one effect, and one place in a queue at a time (design, section 8, point 9; R10).
+//! One request id, one effect, and one place in a queue at a time (`docs/internals/invariants.md`, point 9; R10).
 //!
 //! A wait that was cancelled had no effect: who comes back with the same id may take a new place. What was
 //! granted is granted once, whether at once or after any number of places.

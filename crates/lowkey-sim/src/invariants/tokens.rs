@@ -1,5 +1,5 @@
 //! Tokens rise strictly, per lock and per group, across restarts, leader changes and snapshots
-//! (design, section 8, point 2); and one that is old touches no newer grant (section 5).
+//! (`docs/internals/invariants.md`, point 2); and one that is old touches no newer grant (`docs/internals/tokens.md`).
 
 use std::collections::BTreeMap;
 

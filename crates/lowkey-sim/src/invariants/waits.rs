@@ -1,4 +1,4 @@
-//! What a waiter is told (design, section 8, point 3; R7, R10).
+//! What a waiter is told (`docs/internals/invariants.md`, point 3; R7, R10).
 //!
 //! A timeout is told only from the entry that ended the wait, and never to a request that had been
 //! granted. How long a wait was is never told too long: validity is counted from it. When all is quiet,
@@ -19,7 +19,7 @@ const SKEW_PERMILLE: u64 = 41;
 const NEWS_NANOS: u64 = 1_000 * MILLISECOND;
 
 /// One place in a queue.
-struct Place {
+struct WaitPlace {
     ticket: Ticket,
     since: u64,
     end: Option<End>,
@@ -40,20 +40,20 @@ enum How {
 }
 
 #[derive(Default)]
-pub(crate) struct Waits {
+pub(crate) struct WaitRecords {
     /// The places that a request ever had, in order.
-    places: BTreeMap<RequestId, Vec<Place>>,
+    places: BTreeMap<RequestId, Vec<WaitPlace>>,
     requests: BTreeMap<Ticket, RequestId>,
     pub(crate) granted: u64,
     pub(crate) timeouts: u64,
 }
 
-impl Waits {
+impl WaitRecords {
     pub(crate) fn committed(&mut self, committed: &Committed, ledger: &Ledger, now: u64) {
         if let Command::Acquire { request, .. } = &committed.command
             && let Some(waiting) = ledger.waiters.last().filter(|last| last.ticket.0 == committed.index)
         {
-            let place = Place { ticket: waiting.ticket, since: now, end: None };
+            let place = WaitPlace { ticket: waiting.ticket, since: now, end: None };
             self.requests.insert(waiting.ticket, request.clone());
             self.places.entry(request.clone()).or_default().push(place);
         }
@@ -74,7 +74,7 @@ impl Waits {
     }
 
     /// The end of a request's wait in this way, and since when it had waited.
-    fn ended(&self, request: &RequestId, how: How) -> Option<(&Place, &End)> {
+    fn ended(&self, request: &RequestId, how: How) -> Option<(&WaitPlace, &End)> {
         let places = self.places.get(request).into_iter().flatten();
         places.filter_map(|place| Some((place, place.end.as_ref()?))).find(|(_, end)| end.how == how)
     }

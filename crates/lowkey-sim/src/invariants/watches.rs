@@ -1,5 +1,5 @@
 //! Watches are ordered, without gaps or repeats, resumable on any node, and say so when history is gone
-//! (design, section 8, point 7).
+//! (`docs/internals/invariants.md`, point 7).
 //!
 //! A simulated watcher reads the very memory that the server's watches read; what it saw is compared with
 //! what the committed log says.

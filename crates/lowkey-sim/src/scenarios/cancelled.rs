@@ -8,11 +8,11 @@
 use lowkey_core::{AcquireWith, Refusal, Reply, Token};
 use lowkey_replica::{Failure, MessageType, Response};
 
-use super::script::{ANN, Asked, BOB, CAROL, N1, Script, ensure, granted, ttl};
+use super::script::{ANN, BOB, CAROL, N1, Script, ScriptRequest, ensure, granted, ttl};
 use crate::invariants::{Check, Violation};
 
 /// Ann holds, Bob waits for 500 ms, and 450 of them are over; nothing is committed any more.
-fn almost_over(script: &mut Script) -> Result<(lowkey_core::LeaseId, Token, Asked), Violation> {
+fn almost_over(script: &mut Script) -> Result<(lowkey_core::LeaseId, Token, ScriptRequest), Violation> {
     let (lease, ann) = script.take_lock(ANN, N1, 20)?;
     let bob = script.wait_in_line(BOB, N1, AcquireWith::NewLease(ttl(2)), 500)?;
     script.advance(450)?;

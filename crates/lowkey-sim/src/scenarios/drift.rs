@@ -1,11 +1,11 @@
 //! A machine whose state is not what the log says.
 //!
 //! Its snapshot is changed while it is down, and every checksum with it: what a bug, a bad memory or a hand in
-//! the wrong file can do, and what nothing but the others can notice. Attacked: design 8.10. Must be true: it
+//! the wrong file can do, and what nothing but the others can notice. Attacked: invariant 10. Must be true: it
 //! stops serving within two seconds of the first entry, a leader too, whose lead goes to one that is right; it
 //! takes a snapshot and serves again; where nobody can tell who is right, nobody serves.
 
-use lowkey_core::AcquireWith;
+use lowkey_core::{AcquireWith, GroupId};
 use lowkey_replica::{Divergence, Failure, MessageType, Query, Request};
 
 use super::script::{ANN, BOB, N1, N2, N3, Script, ensure, lock, ttl};
@@ -32,10 +32,10 @@ impl Script {
     fn tamper(&mut self, node: usize, from: &str, to: &str) -> Check {
         self.tell(&format!("in the snapshot of n{} {from} becomes {to}", node + 1));
         let disk = self.world.nodes[node].disk.as_disk();
-        let newest = lowkey_wal::snapshots::load_newest(&*disk).ok().flatten();
+        let newest = lowkey_wal::snapshots::load_newest(&*disk, GroupId::ROOT).ok().flatten();
         let (index, payload) = newest.expect("a machine that has run has a snapshot");
         let payload = tamper(&payload, from, to).expect("the text is in the state");
-        let saved = lowkey_wal::snapshots::save(&*disk, index, &payload);
+        let saved = lowkey_wal::snapshots::save(&*disk, GroupId::ROOT, index, &payload);
         self.world.nodes[node].drifted = true;
         ensure(saved.is_ok(), || format!("the snapshot cannot be written: {saved:?}"))
     }
@@ -47,11 +47,11 @@ impl Script {
     }
 
     fn divergence(&self, node: usize) -> Option<Divergence> {
-        self.process(node).and_then(|process| process.replica.divergence())
+        self.lane(node).and_then(|lane| lane.replica.divergence())
     }
 
     fn is_right(&self, node: usize) -> bool {
-        !self.world.nodes[node].drifted && self.divergence(node).is_none() && self.process(node).is_some()
+        !self.world.nodes[node].drifted && self.divergence(node).is_none() && self.lane(node).is_some()
     }
 
     fn reads_nothing(&mut self, node: usize) -> Check {

@@ -2,7 +2,7 @@
 //!
 //! Ann leads and has something to say; five others campaign. Ann falls silent as `n1` loses power; the
 //! candidates ask the next leader, in another order than they came in. Then each that is elected falls silent
-//! in its turn. Attacked: the queue across a change of leader (R10, design 8.5), values (section 6), R7. Must be
+//! in its turn. Attacked: the queue across a change of leader (R10, invariant 5), values, R7. Must be
 //! true: they lead in the order in which they came, one at a time, each with its own words; each change takes
 //! the dead leader's time to live and hardly more; what each is told of its wait is never too long.
 

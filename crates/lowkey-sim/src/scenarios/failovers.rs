@@ -15,7 +15,7 @@ use crate::plan::{MILLISECOND, SECOND};
 const TTL_SECONDS: i64 = 2;
 const FAILOVERS: u64 = 200;
 
-/// The plainest of all, which `docs/simulation.md` tells: the leader loses power, its clients look for
+/// The plainest of all, which `docs/internals/simulator.md` tells: the leader loses power, its clients look for
 /// the next one, Ann keeps her lock; then she falls silent, and it goes to Bob.
 pub(super) fn told(script: &mut Script) -> Check {
     let (lease, ann) = script.take_lock(ANN, N1, TTL_SECONDS)?;

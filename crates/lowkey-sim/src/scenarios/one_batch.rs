@@ -1,7 +1,7 @@
 //! A lock comes free at the very moment at which the lease of its first waiter runs out.
 //!
 //! Ann holds, Bob waits on a lease of his own, Carol waits behind him. Attacked: the order of what one entry
-//! does, and of entries in one batch (design 8.3: no grant to a lease that is gone, and its waiter is told at
+//! does, and of entries in one batch (invariant 3: no grant to a lease that is gone, and its waiter is told at
 //! once; 8.5: dead waiters vanish). Must be true: a waiter whose lease ends in the entry that frees the lock
 //! gets nothing and learns why; one whose lease ends an entry later had the lock for nothing, does not believe
 //! it, and the next in line has it in the same batch.
@@ -9,7 +9,7 @@
 use lowkey_core::{AcquireWith, LeaseId, Refusal, Token};
 use lowkey_replica::{Failure, Response};
 
-use super::script::{ANN, Asked, BOB, CAROL, N1, Script, ensure, granted, ttl};
+use super::script::{ANN, BOB, CAROL, N1, Script, ScriptRequest, ensure, granted, ttl};
 use crate::invariants::{Check, Violation};
 use crate::plan::{MILLISECOND, SECOND};
 
@@ -20,8 +20,8 @@ struct Line {
     anns: LeaseId,
     ann: Token,
     bobs: LeaseId,
-    bob: Asked,
-    carol: Asked,
+    bob: ScriptRequest,
+    carol: ScriptRequest,
 }
 
 fn stand_in_line(script: &mut Script, anns_ttl: i64) -> Result<Line, Violation> {

@@ -12,7 +12,7 @@
 use lowkey_core::{AcquireWith, LeaseId, Token};
 use lowkey_replica::{Failure, MessageType, Query, Request};
 
-use super::script::{ANN, Asked, BOB, N1, Script, ensure, lock, ttl};
+use super::script::{ANN, BOB, N1, Script, ScriptRequest, ensure, lock, ttl};
 use crate::invariants::{Check, Violation};
 use crate::plan::{MILLISECOND, SECOND};
 
@@ -94,7 +94,7 @@ pub(super) fn before_acknowledging_and_deaf(script: &mut Script) -> Check {
     script.end(10)
 }
 
-fn confirmed_and_paused(script: &mut Script) -> Result<(LeaseId, Token, Asked), Violation> {
+fn confirmed_and_paused(script: &mut Script) -> Result<(LeaseId, Token, ScriptRequest), Violation> {
     let (lease, ann) = script.take_lock(ANN, N1, 2)?;
     script.advance(300)?;
     for peer in script.others(N1) {
@@ -139,7 +139,7 @@ fn bob_takes_over(script: &mut Script, lease: LeaseId, ann: Token) -> Result<Tok
     Ok(bob)
 }
 
-fn expect_not_leader(script: &Script, asked: &Asked) -> Check {
+fn expect_not_leader(script: &Script, asked: &ScriptRequest) -> Check {
     let answers = script.answers(asked);
     ensure(matches!(answers, [Err(Failure::NotLeader { .. })]), || {
         format!("a leader of the past answered {answers:?}")

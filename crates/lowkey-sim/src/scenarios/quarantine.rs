@@ -1,6 +1,6 @@
 //! A cluster that lost its quorum and began anew.
 //!
-//! Attacked: design 5. Clients of the old cluster may believe for the longest time to live that they hold something;
+//! Attacked: `docs/internals/tokens.md`, recovery. Clients of the old cluster may believe for the longest time to live that they hold something;
 //! nobody here knows of them. The lead changes in the middle, and the next leader does not know how long the last one
 //! waited.
 //! Must be true: nothing is granted before one leader has waited for all of that time, leases can be made and renewed

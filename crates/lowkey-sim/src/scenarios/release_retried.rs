@@ -1,7 +1,7 @@
 //! A release comes again after its client has taken the lock again.
 //!
 //! Ann releases, the reply is lost, and she acquires anew with the same lease. Then a late copy of the
-//! release arrives, at the old leader and at a new one. Attacked: request ids (design 8.9) and tokens
+//! release arrives, at the old leader and at a new one. Attacked: request ids (invariant 9) and tokens
 //! (section 5: a release that names an old token never touches a newer grant). Must be true: the copy
 //! is answered as the first was and frees nothing; a release under a new id that names the old token
 //! is refused; Ann holds with her second token all the while.
@@ -9,7 +9,7 @@
 use lowkey_core::{AcquireWith, LeaseId, Refusal, Reply, Token};
 use lowkey_replica::{Failure, Query, Request, Response};
 
-use super::script::{ANN, Asked, BOB, N1, Script, ensure, granted, lock};
+use super::script::{ANN, BOB, N1, Script, ScriptRequest, ensure, granted, lock};
 use crate::invariants::Check;
 
 pub(super) fn after_reacquiring(script: &mut Script) -> Check {
@@ -35,7 +35,12 @@ pub(super) fn after_reacquiring(script: &mut Script) -> Check {
     script.end(5)
 }
 
-fn late_copy_frees_nothing(script: &mut Script, release: &Asked, node: usize, second: Token) -> Check {
+fn late_copy_frees_nothing(
+    script: &mut Script,
+    release: &ScriptRequest,
+    node: usize,
+    second: Token,
+) -> Check {
     let before = script.answers(release).len();
     script.send(release, node);
     script.until("the copy is answered", 50, |script| script.answers(release).len() > before)?;

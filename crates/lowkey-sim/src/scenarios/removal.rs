@@ -10,28 +10,28 @@
 use lowkey_core::{AcquireWith, Command, MemberId, Reply};
 use lowkey_replica::{Failure, MessageType, Request, Response};
 
-use super::script::{ANN, Answer, BOB, N1, N2, N3, Script, ensure, ttl};
+use super::script::{ANN, BOB, N1, N2, N3, Script, ScriptAnswer, ensure, ttl};
 use crate::invariants::{Check, Violation};
-use crate::node::{Process, node_info};
+use crate::node::{Lane, node_info};
 
 impl Script {
     /// Asks one machine to remove another, and waits for the answer.
-    fn remove(&mut self, node: usize, gone: usize) -> Result<Answer, Violation> {
+    fn remove(&mut self, node: usize, gone: usize) -> Result<ScriptAnswer, Violation> {
         let member = gone as u64 + 1;
         self.tell(&format!("n{} is asked to remove n{member}", node + 1));
         let command = Command::RemoveMember { name: node_info(member).name, member: Some(MemberId(member)) };
         let heard = self.world.operator_heard.len();
-        self.world.ask_as_operator(node, Request::Command(command));
+        self.world.ask_as_operator(node, 0, Request::Command(command));
         self.until("the operator is answered", 2_000, |script| script.world.operator_heard.len() > heard)?;
         Ok(self.world.operator_heard[heard].1.clone())
     }
 
     fn has_ended(&self, node: usize) -> bool {
-        self.world.nodes[node].removed && self.process(node).is_none()
+        self.world.nodes[node].removed && self.lane(node).is_none()
     }
 }
 
-fn is_removed(answer: &Answer) -> bool {
+fn is_removed(answer: &ScriptAnswer) -> bool {
     matches!(answer, Ok(Response::Applied(Reply::MemberRemoved { .. })))
 }
 
@@ -85,7 +85,7 @@ pub(super) fn of_a_leader_elected_on_its_way_out(script: &mut Script) -> Check {
     let answer = script.remove(N1, N2)?;
     ensure(is_removed(&answer), || format!("n1 answered {answer:?}"))?;
     let is_joint = |script: &Script, node| {
-        script.process(node).is_some_and(|process: &Process| !process.replica.voters().contains(&2))
+        script.lane(node).is_some_and(|lane: &Lane| !lane.replica.voters().contains(&2))
     };
     script.until("n1 is between the two configurations", 200, |script| is_joint(script, N1))?;
     let entered = script.log_bounds(N1).1;

@@ -9,14 +9,14 @@ use lowkey_core::{
     Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Failure, Input, MessageType, Query, Request, Response, Role};
-use lowkey_wal::snapshots;
+use lowkey_wal::{GroupId, snapshots};
 
 use super::Scenario;
 use super::stage::{Letter, Stage};
 use crate::invariants::{Check, Violation, Write};
-use crate::node::Process;
-use crate::plan::{Faults, MILLISECOND, Plan, SECOND};
-use crate::world::{Event, World};
+use crate::node::Lane;
+use crate::plan::{Faults, MILLISECOND, SECOND, WorldPlan};
+use crate::world::{World, WorldEvent};
 
 /// The machines of a small cluster, by their numbers.
 pub(super) const N1: usize = 0;
@@ -33,17 +33,17 @@ const NAMES: [&str; 6] = ["ann", "bob", "carol", "dave", "erin", "frank"];
 /// How finely a script looks while it waits for something.
 const LOOK_NANOS: u64 = MILLISECOND / 10;
 
-pub(super) type Answer = Result<Response, Failure>;
+pub(super) type ScriptAnswer = Result<Response, Failure>;
 
 /// A request that was sent, to ask about its answer and to send it again.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct ScriptRequest {
     client: usize,
     operation: u64,
     request: Request,
 }
 
-impl Asked {
+impl ScriptRequest {
     /// The same request, to be waited for so long from now on.
     pub(super) fn for_longer(&self, ms: i64) -> Self {
         let mut longer = self.clone();
@@ -63,10 +63,12 @@ impl Script {
     /// A cluster as the scenario wants it, before anything has happened.
     pub(super) fn new(scenario: &Scenario, trace: bool) -> Self {
         let Scenario { replicas, clients, snapshot_entries, recovered, .. } = *scenario;
-        let plan = Plan {
+        let plan = WorldPlan {
             replicas,
             clients,
             recovered,
+            groups: 1,
+            has_idle_group: false,
             names: vec![lock()],
             shared_one_in: 0,
             subtree_one_in: 0,
@@ -122,8 +124,9 @@ impl Script {
 
     // Machines.
 
-    pub(super) fn process(&self, node: usize) -> Option<&Process> {
-        self.world.nodes[node].process.as_ref()
+    /// The one group of all stories, as a machine has it.
+    pub(super) fn lane(&self, node: usize) -> Option<&Lane> {
+        self.world.nodes[node].running(0)
     }
 
     /// Who leads and may touch leases; of two that think so, the one with the later term.
@@ -133,29 +136,29 @@ impl Script {
 
     /// R1: it leads, and may touch leases.
     pub(super) fn serves(&self, node: usize) -> bool {
-        self.process(node).is_some_and(|process| process.replica.standing().2)
+        self.lane(node).is_some_and(|lane| lane.replica.standing().2)
     }
 
     /// True if it leads a term, also before it may touch leases.
     pub(super) fn leads(&self, node: usize) -> bool {
-        self.process(node).is_some_and(|process| process.replica.standing().1 == Role::Leader)
+        self.lane(node).is_some_and(|lane| lane.replica.standing().1 == Role::Leader)
     }
 
     pub(super) fn term(&self, node: usize) -> u64 {
-        self.process(node).map_or(0, |process| process.replica.standing().0)
+        self.lane(node).map_or(0, |lane| lane.replica.standing().0)
     }
 
     /// The first and the last entry in the log of a machine, as far as it was handed to its disk.
     pub(super) fn log_bounds(&self, node: usize) -> (u64, u64) {
         let bound = |index: Option<&u64>| index.copied().unwrap_or_default();
-        self.process(node)
-            .map(|process| (bound(process.entries.keys().next()), bound(process.entries.keys().next_back())))
+        self.lane(node)
+            .map(|lane| (bound(lane.entries.keys().next()), bound(lane.entries.keys().next_back())))
             .unwrap_or_default()
     }
 
     /// The newest snapshot on the disk of a machine.
     pub(super) fn newest_snapshot(&self, node: usize) -> u64 {
-        let newest = snapshots::load_newest(&*self.world.nodes[node].disk.as_disk());
+        let newest = snapshots::load_newest(&*self.world.nodes[node].disk.as_disk(), GroupId::ROOT);
         newest.ok().flatten().map_or(0, |(index, _)| index)
     }
 
@@ -185,7 +188,7 @@ impl Script {
 
     /// Something comes into a machine's inbox now.
     pub(super) fn input(&mut self, node: usize, input: Input) {
-        self.world.input(node, input);
+        self.world.input(node, 0, input);
     }
 
     /// Asks a leader to hand over, and waits until another one serves. A leader that has just begun to
@@ -254,7 +257,7 @@ impl Script {
     fn deliver(&mut self, letters: Vec<Letter>) {
         for (from, to, bytes, snapshot) in letters {
             self.tell(&format!("a message that was held back reaches n{} from n{}", to + 1, from + 1));
-            self.world.schedule(self.world.now, Event::Message { from, to, bytes, snapshot });
+            self.world.schedule(self.world.now, WorldEvent::Message { from, to, bytes, snapshot });
         }
     }
 
@@ -285,15 +288,15 @@ impl Script {
     // Clients.
 
     /// A client begins something: its belief counts from now.
-    pub(super) fn ask(&mut self, client: usize, node: usize, request: Request) -> Asked {
+    pub(super) fn ask(&mut self, client: usize, node: usize, request: Request) -> ScriptRequest {
         let operation = self.world.clients[client].begin(request.clone(), self.world.now);
-        let asked = Asked { client, operation, request };
+        let asked = ScriptRequest { client, operation, request };
         self.send(&asked, node);
         asked
     }
 
     /// A client asks once more for what it still waits for, with the same request id.
-    pub(super) fn retry(&mut self, asked: &Asked, node: usize) {
+    pub(super) fn retry(&mut self, asked: &ScriptRequest, node: usize) {
         let client = &mut self.world.clients[asked.client];
         let now = client.clock.read(self.world.now);
         if let Some(operation) = client.operation.as_mut().filter(|waiting| waiting.id == asked.operation) {
@@ -303,12 +306,12 @@ impl Script {
     }
 
     /// The same request on its way once more: a copy that the network made.
-    pub(super) fn send(&mut self, asked: &Asked, node: usize) {
-        let Asked { client, operation, request } = asked.clone();
+    pub(super) fn send(&mut self, asked: &ScriptRequest, node: usize) {
+        let ScriptRequest { client, operation, request } = asked.clone();
         self.world.request_leaves(client, operation, node, request);
     }
 
-    pub(super) fn renew(&mut self, client: usize, node: usize, lease: LeaseId) -> Asked {
+    pub(super) fn renew(&mut self, client: usize, node: usize, lease: LeaseId) -> ScriptRequest {
         self.ask(client, node, Request::Renew { lease, holds: None })
     }
 
@@ -317,7 +320,7 @@ impl Script {
         &mut self,
         node: usize,
         lease: LeaseId,
-    ) -> Result<Vec<Asked>, Violation> {
+    ) -> Result<Vec<ScriptRequest>, Violation> {
         let mut asked = vec![self.ask(BOB, node, Request::Read(Query::Lock { lock: lock() }))];
         for _ in 0..20 {
             asked.push(self.renew(ANN, node, lease));
@@ -359,7 +362,7 @@ impl Script {
         node: usize,
         with: AcquireWith,
         ms: i64,
-    ) -> Result<Asked, Violation> {
+    ) -> Result<ScriptRequest, Violation> {
         let request = self.acquire_waiting(client, with, ms);
         let (asked, before) = (self.ask(client, node, request), self.waiters().len());
         self.until("a place in line", 50, |script| script.waiters().len() > before)?;
@@ -367,13 +370,13 @@ impl Script {
     }
 
     /// A client drops a call that it waits for.
-    pub(super) fn leave(&mut self, asked: &Asked, node: usize) {
+    pub(super) fn leave(&mut self, asked: &ScriptRequest, node: usize) {
         self.tell(&format!("{} drops its call to n{}", self.world.clients[asked.client].owner, node + 1));
         self.world.leave(asked.client, asked.operation, node);
     }
 
     /// Gives up what another request was to have, whatever became of it.
-    pub(super) fn give_up(&self, asked: &Asked) -> Request {
+    pub(super) fn give_up(&self, asked: &ScriptRequest) -> Request {
         let Request::Wait { command: Command::Acquire { lock, owner, with, request, .. }, .. } =
             &asked.request
         else {
@@ -397,12 +400,12 @@ impl Script {
 
     /// Who waits for the lock, by the log, first come first.
     pub(super) fn waiters(&self) -> Vec<&str> {
-        self.world.ledger.waiters().iter().map(|waiting| waiting.owner.as_str()).collect()
+        self.world.groups[0].ledger.waiters().iter().map(|waiting| waiting.owner.as_str()).collect()
     }
 
     /// Who holds the lock, by the log, and what it shows.
     pub(super) fn holder(&self) -> Option<(&str, &str, Token)> {
-        let held = self.world.ledger.holders().first()?;
+        let held = self.world.groups[0].ledger.holders().first()?;
         Some((held.owner.as_str(), held.value.as_str(), held.token))
     }
 
@@ -428,15 +431,15 @@ impl Script {
     }
 
     /// All that a request was answered, in order.
-    pub(super) fn answers(&self, asked: &Asked) -> &[Answer] {
+    pub(super) fn answers(&self, asked: &ScriptRequest) -> &[ScriptAnswer] {
         self.stage().answers.get(&(asked.client, asked.operation)).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn is_answered(&self, asked: &Asked) -> bool {
+    pub(super) fn is_answered(&self, asked: &ScriptRequest) -> bool {
         !self.answers(asked).is_empty()
     }
 
-    pub(super) fn was_renewed(&self, asked: &Asked) -> bool {
+    pub(super) fn was_renewed(&self, asked: &ScriptRequest) -> bool {
         self.answers(asked).iter().any(|answer| matches!(answer, Ok(Response::Renewed { .. })))
     }
 
@@ -446,7 +449,7 @@ impl Script {
         client: usize,
         node: usize,
         request: Request,
-    ) -> Result<Answer, Violation> {
+    ) -> Result<ScriptAnswer, Violation> {
         let asked = self.ask(client, node, request);
         self.until("an answer", 2_000, |script| script.is_answered(&asked))?;
         Ok(self.answers(&asked)[0].clone())
@@ -490,7 +493,7 @@ impl Script {
     /// A write with this token reaches the protected resource; true if it is accepted.
     pub(super) fn write(&mut self, token: Token) -> Result<bool, Violation> {
         let write = Write { to: lock(), lock: lock(), lease: LeaseId(0), token, mode: Mode::Exclusive };
-        let accepted = self.world.write(&write)?;
+        let accepted = self.world.write(0, &write)?;
         let how = if accepted { "is accepted" } else { "is refused: a higher one was there" };
         self.tell(&format!("a write with token {token} reaches what {} protects, and {how}", lock()));
         Ok(accepted)
@@ -533,9 +536,9 @@ impl Script {
         self.advance(1_000)?;
         let leader = self.leader().unwrap_or(N1);
         self.take_lease(ANN, leader, 1)?;
-        // Nobody renews any more: every lease must go, by design 8.6 with one change of leader.
+        // Nobody renews any more: every lease must go, by invariant 6 with one change of leader.
         self.advance(longest_ttl_seconds * 2_200 + 2_000)?;
-        let left = self.process(leader).map_or(0, |process| process.replica.state().leases().len());
+        let left = self.lane(leader).map_or(0, |lane| lane.replica.state().leases().len());
         ensure(left == 0, || format!("{left} leases live on without renewals"))?;
         self.world.check_end()
     }
@@ -549,7 +552,7 @@ fn failed(what: String) -> Violation {
     Violation { invariant: "scenario", what }
 }
 
-pub(super) fn granted(answer: &Answer) -> Result<(LeaseId, Token), Violation> {
+pub(super) fn granted(answer: &ScriptAnswer) -> Result<(LeaseId, Token), Violation> {
     match answer {
         Ok(
             Response::Applied(Reply::Granted { lease, token, .. })

@@ -1,7 +1,7 @@
 //! A machine loses power between its snapshot and the cut of its log.
 //!
 //! A snapshot is written first, and only then is the log before it given up: two files, and a crash
-//! may leave them out of step. Attacked: recovery (design 8.10: log replay = snapshot + tail). Must be
+//! may leave them out of step. Attacked: recovery (invariant 10: log replay = snapshot + tail). Must be
 //! true: the machine starts again from what it finds, a leader and a follower alike; it comes to the
 //! state of the others; and the next snapshot cuts the log as if nothing had been.
 
@@ -67,8 +67,8 @@ fn come_back(script: &mut Script, node: usize, first: u64) -> Check {
     script.world.nodes[node].stalled_until = 0;
     script.restart(node)?;
     let snapshot = script.newest_snapshot(node);
-    let process = script.world.nodes[node].process.as_ref().expect("it has just started");
-    let revision = process.replica.state().revision();
+    let lane = script.lane(node).expect("it has just started");
+    let revision = lane.replica.state().revision();
     ensure(revision >= snapshot, || format!("it started at {revision}, with a snapshot of {snapshot}"))?;
     script.advance_to(script.world.now + 500 * MILLISECOND)?;
     for _ in 0..30 {

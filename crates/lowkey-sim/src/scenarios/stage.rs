@@ -6,7 +6,7 @@ use lowkey_core::{Command, Event as Change, LeaseId};
 use lowkey_replica::{Failure, MessageType, Response, wire};
 
 use crate::invariants::Committed;
-use crate::world::Event;
+use crate::world::WorldEvent;
 
 /// A message on its way: sender, receiver, bytes, and the snapshot that comes with it.
 pub(crate) type Letter = (usize, usize, Vec<u8>, Option<Vec<u8>>);
@@ -21,7 +21,7 @@ pub(crate) struct Stage {
     /// Clients whose answers are held back.
     held_clients: BTreeSet<usize>,
     /// Answers that are held back, in the order in which they were given.
-    pub(crate) kept_answers: Vec<Event>,
+    pub(crate) kept_answers: Vec<WorldEvent>,
     /// What each client was told, by operation.
     pub(crate) answers: BTreeMap<(usize, u64), Vec<Result<Response, Failure>>>,
     /// When each lease began and ended, in true time.
@@ -52,7 +52,7 @@ impl Stage {
     }
 
     /// Holds no answer back any more, and gives those that were.
-    pub(crate) fn let_answers_go(&mut self) -> Vec<Event> {
+    pub(crate) fn let_answers_go(&mut self) -> Vec<WorldEvent> {
         self.held_clients.clear();
         std::mem::take(&mut self.kept_answers)
     }

@@ -4,13 +4,13 @@
 //! that was removed ends when it learns of it: by what it applies itself, or from whoever it talks to. Some
 //! are started again, with the disk that they had, and learn it once more.
 
-use lowkey_core::{Command, MemberId};
+use lowkey_core::{Command, MemberId, State};
 use lowkey_replica::{CallId, Input, Request};
 
-use super::{Event, World};
-use crate::clock::Clock;
+use super::{World, WorldEvent};
+use crate::clock::SimClock;
 use crate::invariants::Check;
-use crate::node::{Node, node_info};
+use crate::node::{SimNode, node_info};
 use crate::plan::{MILLISECOND, SECOND};
 
 /// Machines that a world may ever have.
@@ -21,18 +21,25 @@ const KNOCK_INTERVAL: u64 = 500 * MILLISECOND;
 const JOIN_INTERVAL: u64 = 300 * MILLISECOND;
 
 impl World {
-    /// Asks every machine for something; whoever leads does it. The answers are noted, and nobody waits.
+    /// Asks every machine for something, in every group; whoever leads does it. The answers are noted, and nobody waits.
     pub(crate) fn ask_all(&mut self, request: &Request) {
         for node in 0..self.nodes.len() {
-            self.ask_as_operator(node, request.clone());
+            self.plan.groups().for_each(|group| self.ask_as_operator(node, group, request.clone()));
         }
     }
 
-    pub(crate) fn ask_as_operator(&mut self, node: usize, request: Request) {
+    pub(crate) fn ask_as_operator(&mut self, node: usize, group: usize, request: Request) {
         let Some(process) = &mut self.nodes[node].process else { return };
-        process.last_call += 1;
-        let call = CallId(process.last_call);
-        self.input(node, Input::Request(call, request));
+        let lane = &mut process.lanes[group];
+        lane.last_call += 1;
+        let call = CallId(lane.last_call);
+        self.input(node, group, Input::Request(call, request));
+    }
+
+    /// The members as the first group has them. In worlds with more groups they are the same in all: nobody is added
+    /// or removed once all have joined.
+    fn register(&self) -> &State {
+        self.groups[0].agreement.state()
     }
 
     pub(crate) fn remove_member(&mut self, member: u64) {
@@ -46,7 +53,7 @@ impl World {
 
     /// One wish of the operator.
     pub(crate) fn operate(&mut self) -> Check {
-        let members: Vec<u64> = self.agreement.state().members().map(|(member, _)| member.0).collect();
+        let members: Vec<u64> = self.register().members().map(|(member, _)| member.0).collect();
         let member = *self.random.pick(&members);
         match self.random.between(0, 4) {
             // A cluster that only shrinks, or only grows, would soon have nothing left to show.
@@ -65,35 +72,35 @@ impl World {
 
     /// A new machine joins. One after the other: its number is the next that the log gives.
     fn add_machine(&mut self) -> Check {
-        let (next, last) = (self.nodes.len() as u64 + 1, self.agreement.state().last_member().0);
+        let (next, last) = (self.nodes.len() as u64 + 1, self.register().last_member().0);
         if last + 1 != next {
             return Ok(());
         }
         let skew = self.plan.faults.clock_skew_permille;
         let drift =
             if skew == 0 { 0 } else { self.random.between(0, 2 * skew * 1000) as i64 - skew as i64 * 1000 };
-        let clock = Clock::new(self.random.between(0, 1000 * SECOND), drift);
+        let clock = SimClock::new(self.random.between(0, 1000 * SECOND), drift);
         let disk_seed = self.random.next();
-        self.nodes.push(Node::new(&self.plan, next, clock, disk_seed));
+        self.nodes.push(SimNode::new(&self.plan, next, clock, disk_seed));
         self.start_node(next as usize - 1)?;
-        self.schedule(self.now, Event::Joins { member: next });
+        self.schedule(self.now, WorldEvent::Joins { member: next });
         Ok(())
     }
 
     /// A machine asks to be let in, until it is.
     pub(super) fn joins(&mut self, member: u64) {
-        if self.agreement.state().last_member().0 >= member {
+        if self.register().last_member().0 >= member {
             return;
         }
         self.ask_to_join(member);
         let at = self.now + JOIN_INTERVAL;
-        self.schedule(at, Event::Joins { member });
+        self.schedule(at, WorldEvent::Joins { member });
     }
 
     /// Machines that are members no longer are told so at whatever door they still stand, also if they have
     /// nothing to say: a learner is silent for as long as nobody speaks to it.
     pub(super) fn knock(&mut self) {
-        let state = self.agreement.state();
+        let state = self.register();
         let is_gone = |node: &usize| {
             let member = MemberId(self.nodes[*node].member);
             member <= state.last_member() && state.member(member).is_none()
@@ -103,15 +110,15 @@ impl World {
             let member = MemberId(self.nodes[node].member);
             let is_told = (0..self.nodes.len()).any(|door| {
                 let is_open = !self.cut.contains(&(node, door)) && !self.cut.contains(&(door, node));
-                let process = self.nodes[door].process.as_ref();
-                door != node && is_open && process.is_some_and(|process| process.replica.has_removed(member))
+                let lane = self.nodes[door].running(0);
+                door != node && is_open && lane.is_some_and(|lane| lane.replica.has_removed(member))
             });
             if is_told {
                 self.tell_removed(node);
             }
         }
         let at = self.now + KNOCK_INTERVAL;
-        self.schedule(at, Event::Knock);
+        self.schedule(at, WorldEvent::Knock);
     }
 
     /// A machine learns that it was removed; it answers for a moment, and ends.
@@ -124,7 +131,7 @@ impl World {
         let (member, incarnation) = (machine.member, machine.incarnation);
         self.trace.tell(self.now, || format!("n{member} learns that it was removed"));
         let at = self.now + self.random.between(1, 500) * MILLISECOND;
-        self.schedule(at, Event::Removed { node, incarnation });
+        self.schedule(at, WorldEvent::Removed { node, incarnation });
     }
 
     /// A machine that was removed ends.
@@ -138,7 +145,7 @@ impl World {
         // Somebody does not know, and starts it again.
         if self.quiet_since.is_none() && self.stage.is_none() && self.random.one_in(2) {
             let at = self.now + self.random.between(0, 5 * SECOND);
-            self.schedule(at, Event::Restart { node });
+            self.schedule(at, WorldEvent::Restart { node });
         }
     }
 }

@@ -1,15 +1,17 @@
 //! What travels between machines and clients, and what the clients of a world do.
 
+use std::collections::BTreeMap;
+
 use lowkey_core::{Command, Reply, RequestId, Token};
 use lowkey_replica::{
     CallId, Failure, Input, ReceivedSnapshot, Request, Response,
     wire::{self, Said},
 };
 
-use super::{Event, World};
-use crate::client::{Outcome, Send, command_of, wait_of};
+use super::{World, WorldEvent};
+use crate::client::{ClientOutcome, Send, command_of, wait_of};
 use crate::invariants::{Check, Violation, Write, mutual_exclusion, one_leader};
-use crate::node::Call;
+use crate::node::{SimCall, group_number};
 use crate::plan::MILLISECOND;
 use crate::words;
 
@@ -35,10 +37,13 @@ impl World {
         }
         if self.random.one_in(self.faults.duplicate_one_in) {
             let at = self.now + self.delay();
-            self.schedule(at, Event::Message { from, to, bytes: bytes.clone(), snapshot: snapshot.clone() });
+            self.schedule(
+                at,
+                WorldEvent::Message { from, to, bytes: bytes.clone(), snapshot: snapshot.clone() },
+            );
         }
         let at = self.now + self.delay();
-        self.schedule(at, Event::Message { from, to, bytes, snapshot });
+        self.schedule(at, WorldEvent::Message { from, to, bytes, snapshot });
         true
     }
 
@@ -53,10 +58,12 @@ impl World {
         if self.cut.contains(&(from, to)) {
             return;
         }
-        let Ok((_, said)) = wire::decode(bytes) else { return };
-        let addressee = self.nodes[to].process.as_ref();
+        let Ok((group, said)) = wire::decode(bytes) else { return };
+        // A message for a group that is not there makes none.
+        let Some(group) = group_number(group).filter(|group| *group < self.plan.groups) else { return };
+        let addressee = self.nodes[to].running(group);
         // As at a real node's door: who was removed is told so, and nothing else, if the way back is open.
-        if addressee.is_some_and(|process| process.replica.has_removed(said.from())) {
+        if addressee.is_some_and(|lane| lane.replica.has_removed(said.from())) {
             if !self.cut.contains(&(to, from)) {
                 self.tell_removed(from);
             }
@@ -65,10 +72,10 @@ impl World {
         match (said, snapshot) {
             (Said::Message(message), Some(payload)) => {
                 if let Ok(received) = ReceivedSnapshot::read(message, payload) {
-                    self.input(to, Input::Snapshot(Box::new(received)));
+                    self.input(to, group, Input::Snapshot(Box::new(received)));
                 }
             }
-            (said, _) => self.input(to, said.into()),
+            (said, _) => self.input(to, group, said.into()),
         }
     }
 
@@ -85,7 +92,7 @@ impl World {
         }
         let wait_nanos = wait_of(&request).map_or(0, |wait| wait.nanos());
         let (request_id, asked_at) = (id_of(&request), self.now);
-        let caller = Call { client, life, operation, request: request_id, asked_at, wait_nanos };
+        let caller = SimCall { client, life, operation, request: request_id, asked_at, wait_nanos };
         let Some(process) = &mut self.nodes[node].process else {
             // Nobody listens where a machine was removed: that is noticed at once.
             if self.nodes[node].removed {
@@ -93,14 +100,16 @@ impl World {
             }
             return;
         };
-        process.last_call += 1;
-        let call = CallId(process.last_call);
-        process.calls.insert(call, caller);
-        self.input(node, Input::Request(call, request));
+        let group = self.clients[client].group;
+        let lane = &mut process.lanes[group];
+        lane.last_call += 1;
+        let call = CallId(lane.last_call);
+        lane.calls.insert(call, caller);
+        self.input(node, group, Input::Request(call, request));
     }
 
-    pub(super) fn deliver_answer(&mut self, call: &Call, node: usize, answer: Result<Response, Failure>) {
-        let Call { client, life, operation, .. } = *call;
+    pub(super) fn deliver_answer(&mut self, call: &SimCall, node: usize, answer: Result<Response, Failure>) {
+        let SimCall { client, life, operation, .. } = *call;
         if self.client_cut.contains(&(client, node)) || self.random.one_in(self.faults.loss_one_in) {
             return;
         }
@@ -108,7 +117,7 @@ impl World {
         if self.now < self.clients[client].muted_until {
             at += self.random.between(0, 2_000) * MILLISECOND;
         }
-        let event = Event::Answer { client, life, operation, node, answer: Box::new(answer) };
+        let event = WorldEvent::Answer { client, life, operation, node, answer: Box::new(answer) };
         match &mut self.stage {
             Some(stage) if stage.keeps_answers_of(client) => stage.kept_answers.push(event),
             _ => self.schedule(at, event),
@@ -121,7 +130,7 @@ impl World {
         if it.wakes_at.is_none_or(|wakes_at| wakes_at > at) {
             let life = it.life;
             self.clients[client].wakes_at = Some(at);
-            self.schedule(at, Event::ClientWakes { client, life });
+            self.schedule(at, WorldEvent::ClientWakes { client, life });
         }
     }
 
@@ -164,7 +173,7 @@ impl World {
     }
 
     pub(crate) fn request_leaves(&mut self, client: usize, operation: u64, node: usize, request: Request) {
-        self.elections.asked(&request);
+        self.groups[self.clients[client].group].elections.asked(&request);
         if self.now < self.clients[client].muted_until || self.random.one_in(self.faults.loss_one_in) {
             return;
         }
@@ -172,16 +181,16 @@ impl World {
         if self.random.one_in(self.faults.duplicate_one_in) {
             // A copy may come when all is forgotten.
             let (at, request) = (self.now + self.delay() * self.random.between(1, 100), request.clone());
-            self.schedule(at, Event::Request { client, life, operation, node, request, is_copy: true });
+            self.schedule(at, WorldEvent::Request { client, life, operation, node, request, is_copy: true });
         }
         let at = self.now + self.delay();
-        self.schedule(at, Event::Request { client, life, operation, node, request, is_copy: false });
+        self.schedule(at, WorldEvent::Request { client, life, operation, node, request, is_copy: false });
     }
 
     /// A client drops a call: the node notices, unless nothing gets through.
     pub(crate) fn leave(&mut self, client: usize, operation: u64, node: usize) {
         let (life, at) = (self.clients[client].life, self.now + self.delay());
-        self.schedule(at, Event::Leave { client, life, operation, node });
+        self.schedule(at, WorldEvent::Leave { client, life, operation, node });
     }
 
     pub(super) fn caller_leaves(&mut self, client: usize, life: u64, operation: u64, node: usize) {
@@ -189,11 +198,12 @@ impl World {
             return;
         }
         let Some(process) = &mut self.nodes[node].process else { return };
-        let is_it = |call: &Call| (call.client, call.life, call.operation) == (client, life, operation);
-        let gone: Vec<CallId> =
-            process.calls.extract_if(.., |_, call| is_it(call)).map(|(id, _)| id).collect();
+        let is_it = |call: &SimCall| (call.client, call.life, call.operation) == (client, life, operation);
+        let group = self.clients[client].group;
+        let calls = &mut process.lanes[group].calls;
+        let gone: Vec<CallId> = calls.extract_if(.., |_, call| is_it(call)).map(|(id, _)| id).collect();
         for call in gone {
-            self.input(node, Input::CallerGone(call));
+            self.input(node, group, Input::CallerGone(call));
         }
     }
 
@@ -201,8 +211,8 @@ impl World {
     pub(crate) fn leave_all(&mut self, client: usize) {
         let life = self.clients[client].life;
         for node in 0..self.nodes.len() {
-            let Some(process) = &self.nodes[node].process else { continue };
-            let calls = process.calls.values().filter(|call| (call.client, call.life) == (client, life));
+            let Some(lane) = self.nodes[node].running(self.clients[client].group) else { continue };
+            let calls = lane.calls.values().filter(|call| (call.client, call.life) == (client, life));
             for operation in calls.map(|call| call.operation).collect::<Vec<_>>() {
                 self.leave(client, operation, node);
             }
@@ -212,7 +222,8 @@ impl World {
     /// A process is gone, and those who waited for it notice that their connections are.
     pub(crate) fn reset_connections(&mut self, node: usize) {
         let Some(process) = &mut self.nodes[node].process else { return };
-        for call in std::mem::take(&mut process.calls).into_values() {
+        let calls = process.lanes.iter_mut().map(|lane| std::mem::take(&mut lane.calls));
+        for call in calls.flat_map(BTreeMap::into_values).collect::<Vec<_>>() {
             self.deliver_answer(&call, node, Err(Failure::OutcomeUnknown));
         }
     }
@@ -228,12 +239,14 @@ impl World {
         let to = if covered.is_empty() { hold.lock.clone() } else { (*self.random.pick(&covered)).clone() };
         let lease = claim.lease.expect("whoever believes has a lease");
         let write = Write { to, lock: hold.lock.clone(), lease, token: hold.token, mode: hold.mode };
+        let group = self.clients[client].group;
         if self.random.one_in(2) {
-            self.tokens.told(&write.lock, write.token)?;
-            return self.fencing.write_in_belief(&write);
+            let checks = &mut self.groups[group];
+            checks.tokens.told(&write.lock, write.token)?;
+            return checks.fencing.write_in_belief(&write);
         }
         let at = self.now + self.delay() * self.random.between(1, 100);
-        self.schedule(at, Event::Write(write));
+        self.schedule(at, WorldEvent::Write { group, write });
         Ok(())
     }
 
@@ -250,7 +263,7 @@ impl World {
         }
         if self.now < self.clients[client].paused_until {
             let at = self.clients[client].paused_until;
-            self.schedule(at, Event::Answer { client, life, operation, node, answer: Box::new(answer) });
+            self.schedule(at, WorldEvent::Answer { client, life, operation, node, answer: Box::new(answer) });
             return Ok(());
         }
         if let Some(stage) = &mut self.stage {
@@ -266,25 +279,27 @@ impl World {
             });
         }
         let outcome = self.clients[client].answered(operation, answer, self.now, &mut self.random);
-        let owner = self.clients[client].owner.clone();
+        let (owner, group) = (self.clients[client].owner.clone(), self.clients[client].group);
+        let checks = &mut self.groups[group];
         match outcome {
-            Outcome::Nothing => {}
-            Outcome::Renewed { lease } => {
-                self.expiry.renewed(lease, self.now);
-                self.acknowledged.count += 1;
+            ClientOutcome::Nothing => {}
+            ClientOutcome::Renewed { lease } => {
+                checks.expiry.renewed(lease, self.now);
+                checks.acknowledged.count += 1;
                 mutual_exclusion(&self.clients, client, self.now)?;
             }
-            Outcome::HoldsLost { tokens } => {
-                let is_held = |token: &&Token| self.ledger.holders().iter().any(|held| held.token == **token);
+            ClientOutcome::HoldsLost { tokens } => {
+                let is_held =
+                    |token: &&Token| checks.ledger.holders().iter().any(|held| held.token == **token);
                 if let Some(token) = tokens.iter().find(is_held) {
                     let what = format!("{owner} was told that it lost token {token}, and holds it");
                     return Err(Violation { invariant: "beliefs", what });
                 }
             }
-            Outcome::LeaseLost { lease, believed } => {
-                self.expiry.lost(&owner, lease, believed)?;
+            ClientOutcome::LeaseLost { lease, believed } => {
+                checks.expiry.lost(&owner, lease, believed)?;
             }
-            Outcome::Ended { operation, answer } => {
+            ClientOutcome::Ended { operation, answer } => {
                 if self.quiet_since.is_some() {
                     self.clients[client].done_in_quiet += 1;
                 }
@@ -296,14 +311,14 @@ impl World {
                     Some(Command::Acquire { lock, .. }),
                 ) = (&answer, command_of(&operation.request))
                 {
-                    self.tokens.told(lock, *token)?;
+                    checks.tokens.told(lock, *token)?;
                 }
                 if let Ok(response) = &answer {
-                    self.elections.told(response)?;
+                    checks.elections.told(response)?;
                 }
-                self.acknowledged.answered(&operation, &answer, &self.ledger, self.now)?;
+                checks.acknowledged.answered(&operation, &answer, &checks.ledger, self.now)?;
                 mutual_exclusion(&self.clients, client, self.now)?;
-                one_leader(&self.clients, &self.plan, self.now)?;
+                one_leader(self.clients.iter().filter(|client| client.group == group), &self.plan, self.now)?;
             }
         }
         self.wake_client(client);

@@ -1,7 +1,7 @@
 //! One file of the simulated disk: what is on the medium, what is only on its way there, and what
 //! programs see though it will never get there.
 
-use super::random::Random;
+use super::random::DiskRandom;
 
 const SECTOR_BYTES: usize = 512;
 
@@ -70,12 +70,12 @@ impl Inode {
 
     /// A sync fails as it does in a kernel: some of the changes reach the medium and some do not, all
     /// count as written from now on, and programs still see them.
-    pub(super) fn fail_sync(&mut self, random: &mut Random) {
+    pub(super) fn fail_sync(&mut self, random: &mut DiskRandom) {
         self.meet_fates(random);
     }
 
     /// The page cache forgets: of each sector that no change waits for, programs may see the medium again.
-    pub(super) fn evict(&mut self, random: &mut Random) {
+    pub(super) fn evict(&mut self, random: &mut DiskRandom) {
         let cached = std::mem::replace(&mut self.current, self.durable.clone());
         let kept = sectors(0, cached.len().min(self.current.len()));
         for (from, to) in kept.into_iter().filter(|_| random.below(2) == 0) {
@@ -101,12 +101,12 @@ impl Inode {
     }
 
     /// Decides the fate of every change that no sync has covered.
-    pub(super) fn lose_power(&mut self, random: &mut Random) {
+    pub(super) fn lose_power(&mut self, random: &mut DiskRandom) {
         self.meet_fates(random);
         self.current.clone_from(&self.durable);
     }
 
-    fn meet_fates(&mut self, random: &mut Random) {
+    fn meet_fates(&mut self, random: &mut DiskRandom) {
         for change in std::mem::take(&mut self.changes) {
             match (random.below(4), &change) {
                 (0, _) => change.apply(&mut self.durable),
@@ -119,7 +119,7 @@ impl Inode {
 
     /// Lets a part of a write reach the medium: the sectors up to some point, the bytes up to some
     /// point, or any of the sectors, since a drive writes them in the order it likes.
-    fn tear(&mut self, random: &mut Random, offset: usize, bytes: &[u8]) {
+    fn tear(&mut self, random: &mut DiskRandom, offset: usize, bytes: &[u8]) {
         let way = random.below(3);
         if way == 0 {
             let kept = random.below(bytes.len() as u64 + 1) as usize;

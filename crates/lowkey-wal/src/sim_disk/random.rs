@@ -1,13 +1,13 @@
 //! A small generator (splitmix64): the same accidents for the same seed, on every machine.
 
 #[derive(Clone)]
-pub(super) struct Random {
+pub(super) struct DiskRandom {
     state: u64,
 }
 
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random { state: seed }
+impl DiskRandom {
+    pub(super) fn new(seed: u64) -> DiskRandom {
+        DiskRandom { state: seed }
     }
 
     pub(super) fn next(&mut self) -> u64 {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use lowkey_wal::{GroupLog, Kind, Options, Record, Recovered, SimDisk, Wal, WalError};
+use lowkey_wal::{GroupId, GroupLog, Kind, Options, Record, Recovered, SimDisk, Wal, WalError};
 
 pub const IDENTITY: [u8; 16] = *b"node-one-of-many";
 
@@ -13,6 +13,7 @@ pub fn small() -> Options {
 }
 
 pub fn record(group: u32, kind: Kind, index: u64, payload: impl Into<Vec<u8>>) -> Record {
+    let group = GroupId(group);
     Record { group, kind, index, payload: payload.into() }
 }
 
@@ -60,7 +61,7 @@ pub fn names(disk: &SimDisk) -> Vec<String> {
 /// What a log must hold after some records; written without a look at how the log does it.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Model {
-    groups: BTreeMap<u32, ModelGroup>,
+    groups: BTreeMap<GroupId, ModelGroup>,
 }
 
 #[derive(Clone, Default, PartialEq, Debug)]
@@ -84,7 +85,7 @@ impl ModelGroup {
 
 impl Model {
     pub fn group(&self, group: u32) -> ModelGroup {
-        self.groups.get(&group).cloned().unwrap_or_default()
+        self.groups.get(&GroupId(group)).cloned().unwrap_or_default()
     }
 
     pub fn apply(&mut self, records: &[Record]) {
@@ -110,7 +111,7 @@ impl Model {
         }
     }
 
-    pub fn logs(&self) -> BTreeMap<u32, GroupLog> {
+    pub fn logs(&self) -> BTreeMap<GroupId, GroupLog> {
         let logs = self.groups.iter().map(|(number, group)| {
             let log = GroupLog {
                 hard_state: group.hard_state.clone(),

@@ -7,11 +7,11 @@ const LAST_BOUND: Duration = Duration::from_secs(5);
 
 /// Pauses between attempts: anywhere between nothing and a bound that doubles ("full jitter").
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backoff {
+pub(super) struct RestartPause {
     bound: Duration,
 }
 
-impl Backoff {
+impl RestartPause {
     pub(super) const fn new() -> Self {
         Self { bound: FIRST_BOUND }
     }
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn pauses_stay_within_a_bound_that_grows_to_five_seconds() {
-        let mut backoff = Backoff::new();
+        let mut backoff = RestartPause::new();
         for _ in 0..1000 {
             let bound = backoff.bound;
             assert!(backoff.pause() <= bound);

@@ -1,6 +1,6 @@
 //! The processes of the command, and their guardian.
 //!
-//! Invariant: a [`Group`] that is dropped in any way but [`Group::reap`], by an error, a panic or an early return, has
+//! Invariant: a [`ProcessGroup`] that is dropped in any way but [`ProcessGroup::reap`], by an error, a panic or an early return, has
 //! been killed.
 
 use std::sync::Arc;
@@ -9,22 +9,21 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
-use super::guardian::{End, Guardian, Line};
+use super::guardian::{End, GuardianLine};
 use super::kin::Kin;
 
-/// How long it may take until nothing is left after SIGKILL: only the kernel, at work for it, can hold it up.
+/// How long it may take until nothing is left after SIGKILL, without a word about it.
 const KILL_WAIT: Duration = Duration::from_secs(1);
 
 /// A command that was started here, with all that it started.
-pub(super) struct Group {
+pub(super) struct ProcessGroup {
     kin: Arc<Kin>,
-    guardian: Option<Guardian>,
     is_over: bool,
 }
 
-impl Group {
-    pub(super) fn new(kin: Kin, guardian: Option<Guardian>) -> Self {
-        Self { kin: Arc::new(kin), guardian, is_over: false }
+impl ProcessGroup {
+    pub(super) fn new(kin: Kin) -> Self {
+        Self { kin: Arc::new(kin), is_over: false }
     }
 
     pub(super) fn kin(&self) -> &Arc<Kin> {
@@ -32,8 +31,8 @@ impl Group {
     }
 
     /// How to talk to the guardian, if there is one.
-    pub(super) fn guardian_line(&self) -> Option<Arc<Line>> {
-        self.guardian.as_ref().map(|guardian| Arc::clone(guardian.line()))
+    pub(super) fn guardian_line(&self) -> Option<Arc<GuardianLine>> {
+        self.kin.guardian().map(|guardian| Arc::clone(guardian.line()))
     }
 
     pub(super) fn leader(&self) -> Pid {
@@ -44,14 +43,19 @@ impl Group {
         self.kin.signal_group(signal);
     }
 
-    /// Kills it, and waits until nothing is left of it.
-    pub(super) fn kill(&self) {
-        self.kin.kill(KILL_WAIT);
+    /// Kills it, and does not return before nothing is left of it: until then the lock must not go back. If that takes
+    /// long, `tell` is told of those that live.
+    pub(super) fn kill(&self, tell: impl FnOnce(&[Pid])) {
+        if self.kin.kill(KILL_WAIT) {
+            return;
+        }
+        tell(&self.kin.seen());
+        while !self.kin.kill(KILL_WAIT) {}
     }
 
     /// Kills the guardian, which does not answer any more; tells how the command ended, if it has.
     pub(super) fn do_without_guardian(&self) -> Option<End> {
-        self.guardian.as_ref()?.kill();
+        self.kin.guardian()?.kill();
         self.end_of_leader()
     }
 
@@ -63,7 +67,7 @@ impl Group {
 
     /// The command has ended. What it left behind is its own business.
     pub(super) fn reap(mut self) {
-        if let Some(guardian) = self.guardian.take() {
+        if let Some(guardian) = self.kin.guardian() {
             guardian.dismiss();
         }
         // Without a guardian it is a child of this process; otherwise the guardian has reaped it.
@@ -72,10 +76,10 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if !self.is_over {
-            self.kill();
+            self.kill(|_| {});
         }
     }
 }
@@ -88,10 +92,10 @@ pub(super) mod tests {
     use super::*;
 
     /// Two processes that nobody but SIGKILL can end.
-    pub(in crate::commands::run) fn stubborn() -> Group {
+    pub(in crate::commands::run) fn stubborn() -> ProcessGroup {
         let script = "trap '' TERM; sleep 1000 & sleep 1000";
         let started = Command::new("sh").args(["-c", script]).process_group(0).spawn();
-        Group::new(Kin::of_group(Pid::from_child(&started.unwrap())), None)
+        ProcessGroup::new(Kin::of_group(Pid::from_child(&started.unwrap())))
     }
 
     #[test]

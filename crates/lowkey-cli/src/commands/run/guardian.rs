@@ -21,6 +21,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,6 +77,7 @@ impl End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// To the guardian: the lock is valid until then, by [`now`]. The first one brings the command's standard input.
+    /// Zero is the last one: kill all, now.
     Hold(Duration),
     /// To the guardian: the command was told to end.
     Told,
@@ -87,7 +89,7 @@ pub(super) enum Word {
     Failed(String),
     /// From the guardian: the command was stopped by a signal.
     Stopped(i32),
-    /// From the guardian: time was over, and all were killed.
+    /// From the guardian: time was over, all were killed, and nothing of the job lives.
     Killed,
     /// From the guardian: the command has ended. It is not reaped before the guardian goes.
     Ended(End),
@@ -126,11 +128,11 @@ impl Word {
 }
 
 /// One end of what they talk over: a socket that keeps messages apart.
-pub(super) struct Line {
+pub(super) struct GuardianLine {
     socket: OwnedFd,
 }
 
-impl Line {
+impl GuardianLine {
     /// Says a word, without waiting: false if the other side is gone, or does not listen.
     pub(super) fn say(&self, word: &Word) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -188,7 +190,9 @@ fn retried<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Re
 /// A guardian that was started here.
 pub(super) struct Guardian {
     child: Mutex<Child>,
-    line: Arc<Line>,
+    line: Arc<GuardianLine>,
+    /// It has said that nothing of the job lives.
+    has_killed: AtomicBool,
 }
 
 impl Guardian {
@@ -211,7 +215,8 @@ impl Guardian {
         let child = launcher::spawn_awake(&mut process)?;
         // With it goes our copy of their end: only so it is noticed that they are gone.
         drop(process);
-        let guardian = Self { child: Mutex::new(child), line: Arc::new(Line { socket: ours }) };
+        let line = Arc::new(GuardianLine { socket: ours });
+        let guardian = Self { child: Mutex::new(child), line, has_killed: AtomicBool::new(false) };
         let line = &guardian.line;
         line.say_with(&Word::Hold(until), io::stdin().as_fd())?;
         // Nothing of the command is left to be killed if this fails: a guardian without us kills.
@@ -230,12 +235,32 @@ impl Guardian {
         Pid::from_child(&self.child())
     }
 
-    pub(super) fn line(&self) -> &Arc<Line> {
+    pub(super) fn line(&self) -> &Arc<GuardianLine> {
         &self.line
     }
 
     fn child(&self) -> std::sync::MutexGuard<'_, Child> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells it to kill all, whatever it knows of the lock.
+    pub(super) fn order_kill(&self) {
+        // If it does not hear it, it is killed itself.
+        self.line.say(&Word::Hold(Duration::ZERO));
+    }
+
+    /// It was heard to say [`Word::Killed`].
+    pub(super) fn note_killed(&self) {
+        self.has_killed.store(true, Ordering::Release);
+    }
+
+    /// Whether it has said that nothing of the job lives.
+    pub(super) fn has_killed(&self) -> bool {
+        self.has_killed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        !matches!(self.child().try_wait(), Ok(None))
     }
 
     /// Kills it. What it guarded are children of this process then.
@@ -247,10 +272,10 @@ impl Guardian {
     }
 
     /// The command has ended, and nobody needs a guardian.
-    pub(super) fn dismiss(self) {
+    pub(super) fn dismiss(&self) {
         self.line.say(&Word::Dismissed);
         let deadline = Instant::now() + DISMISSAL;
-        while let Ok(None) = self.child().try_wait() {
+        while !self.has_ended() {
             if Instant::now() >= deadline {
                 return self.kill();
             }

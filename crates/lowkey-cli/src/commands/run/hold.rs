@@ -11,36 +11,36 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Job;
-use super::backoff::Backoff;
+use super::backoff::RestartPause;
 use super::signals::Signals;
 use crate::commands::{Patience, SILENCE};
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::output::utc;
 
 /// How long giving the lock back may take. Whatever is not done by then happens when the lease ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A lock that is held.
-pub(super) struct Held {
+pub(super) struct LockInHand {
     pub(super) session: Session,
     pub(super) guard: LockGuard,
 }
 
 /// What came of the attempt.
-pub(super) enum Taken {
-    Held(Box<Held>),
+pub(super) enum TakeOutcome {
+    Held(Box<LockInHand>),
     /// Somebody lost patience.
     Interrupted(Signal),
 }
 
 /// Takes the lock, or says why not.
-pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<Taken, Failure> {
+pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<TakeOutcome, CommandFailure> {
     let mut session = None;
     let outcome = tokio::select! {
-        outcome = attempt(job, &mut session) => outcome.map(|held| Taken::Held(Box::new(held))),
-        signal = signals.told_to_end() => Ok(Taken::Interrupted(signal)),
+        outcome = attempt(job, &mut session) => outcome.map(|held| TakeOutcome::Held(Box::new(held))),
+        signal = signals.told_to_end() => Ok(TakeOutcome::Interrupted(signal)),
     };
-    if !matches!(outcome, Ok(Taken::Held(_)))
+    if !matches!(outcome, Ok(TakeOutcome::Held(_)))
         && let Some(session) = session
     {
         close(session).await;
@@ -49,7 +49,7 @@ pub(super) async fn take(job: &Job, signals: &mut Signals) -> Result<Taken, Fail
 }
 
 /// The session is left where the caller finds it, whatever becomes of the attempt.
-async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure> {
+async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<LockInHand, CommandFailure> {
     let client = job.service.connect_as(job.owner.clone()).await?;
     let deadline = job.patience.deadline();
     let lease = Cell::new(0);
@@ -59,7 +59,7 @@ async fn attempt(job: &Job, kept: &mut Option<Session>) -> Result<Held, Failure>
         never = tell_who_is_first(job, &client, &lease) => match never {},
     };
     let session = kept.take().expect("the session that the lock was taken with");
-    Ok(Held { session, guard })
+    Ok(LockInHand { session, guard })
 }
 
 /// Says on a terminal who holds the lock and how many are first, and again when that changes.
@@ -112,8 +112,8 @@ async fn get_in_line(
     kept: &mut Option<Session>,
     lease: &Cell<u64>,
     deadline: Option<Instant>,
-) -> Result<LockGuard, Failure> {
-    let mut backoff = Backoff::new();
+) -> Result<LockGuard, CommandFailure> {
+    let mut backoff = RestartPause::new();
     loop {
         let began = Instant::now();
         let outcome = match client.session(job.ttl).await {
@@ -134,7 +134,7 @@ async fn get_in_line(
                 // where an answer takes longer than a lease lives, the next session is lost as soon as it is made.
                 tracing::debug!(%error, "getting in line again");
                 if began.elapsed() > 2 * job.ttl {
-                    backoff = Backoff::new();
+                    backoff = RestartPause::new();
                 }
                 sleep(backoff.pause()).await;
             }

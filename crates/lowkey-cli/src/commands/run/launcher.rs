@@ -21,7 +21,7 @@ use nix::sys::signal::{SigSet, Signal as NixSignal};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
 use super::kin::children;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 
 /// The name under which `lowkey` becomes a command.
 pub(crate) const EXEC: &str = "__exec";
@@ -103,7 +103,7 @@ pub(crate) fn exec(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let _ = SigSet::empty().thread_set_mask();
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         let line = format!("the command could not be bound to this process: {error}");
-        return Failure::new(EXIT_NOT_EXECUTABLE, line).report(as_json);
+        return CommandFailure::new(EXIT_NOT_EXECUTABLE, line).report(as_json);
     }
     // The parent may have ended before that was asked for.
     if getppid() != parent {
@@ -117,5 +117,5 @@ pub(crate) fn exec(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let _ = signals.thread_block();
     let is_missing = error.kind() == ErrorKind::NotFound;
     let code = if is_missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
-    Failure::new(code, format!("cannot run {}: {error}", command.display())).report(as_json)
+    CommandFailure::new(code, format!("cannot run {}: {error}", command.display())).report(as_json)
 }

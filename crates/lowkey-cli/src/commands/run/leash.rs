@@ -12,21 +12,21 @@ use std::time::Duration;
 use lowkey_client::LockGuard;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::guardian::{LOOK_INTERVAL, Line, MARGIN, Word, now};
+use super::guardian::{GuardianLine, LOOK_INTERVAL, MARGIN, Word, now};
 use super::supervise::News;
 
 /// The guardian hears of a validity that differs by more than this: less is how long it takes to look at two clocks.
 const WORTH_TELLING: Duration = Duration::from_millis(5);
 
 /// What the leash has to know of a lock.
-pub(super) trait Validity: Send + Sync {
+pub(super) trait LockValidity: Send + Sync {
     /// Whether the command may run now.
     fn is_held(&self) -> bool;
     /// How long it may run if nothing more is heard of the service.
     fn remaining(&self) -> Duration;
 }
 
-impl Validity for LockGuard {
+impl LockValidity for LockGuard {
     fn is_held(&self) -> bool {
         LockGuard::is_held(self)
     }
@@ -43,11 +43,11 @@ pub(super) struct Leash {
 }
 
 struct Shared {
-    lock: Arc<dyn Validity>,
+    lock: Arc<dyn LockValidity>,
     group: Pid,
     grace: Duration,
     /// Nothing in tests.
-    guardian: Option<Arc<Line>>,
+    guardian: Option<Arc<GuardianLine>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -68,10 +68,10 @@ enum State {
 impl Leash {
     /// Puts a process group on a leash; `news` hears when SIGTERM is sent.
     pub(super) fn put_on(
-        lock: Arc<dyn Validity>,
+        lock: Arc<dyn LockValidity>,
         group: Pid,
         grace: Duration,
-        guardian: Option<Arc<Line>>,
+        guardian: Option<Arc<GuardianLine>>,
         news: mpsc::Sender<News>,
     ) -> std::io::Result<Self> {
         let state = Mutex::new(State::Watching);
@@ -191,7 +191,7 @@ mod tests {
     /// A lock that is held, and cannot say for how long.
     struct Faulty;
 
-    impl Validity for Faulty {
+    impl LockValidity for Faulty {
         fn is_held(&self) -> bool {
             true
         }
@@ -209,7 +209,7 @@ mod tests {
         while !leash.has_killed() {
             thread::sleep(Duration::from_millis(1));
         }
-        group.kill();
+        group.kill(|_| {});
         assert!(!leash.is_held_at_end());
         leash.take_off();
         group.reap();

@@ -5,7 +5,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::commands::interrupts::Ignored;
-use crate::exit::{self, Failure};
+use crate::exit::{self, CommandFailure};
 
 /// Passed on to the command.
 const FORWARDED: [Signal; 7] =
@@ -19,10 +19,11 @@ pub(super) struct Signals {
 }
 
 /// Begins to listen. A signal that was ignored from the start (as `nohup` has it) stays so, for the command too.
-pub(super) fn listen() -> Result<Signals, Failure> {
+pub(super) fn listen() -> Result<Signals, CommandFailure> {
     let ignored = Ignored::now();
     let (sender, receiver) = mpsc::unbounded_channel();
-    let no_signals = |error| Failure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"));
+    let no_signals =
+        |error| CommandFailure::new(exit::NO_SERVICE, format!("cannot listen for signals: {error}"));
     // Whoever ignores this one is not told how its children end. To listen once is to ignore it no more.
     drop(signal(SignalKind::child()).map_err(no_signals)?);
     // To be stopped would mean to renew nothing, while the command goes on: that is not for the terminal to decide.

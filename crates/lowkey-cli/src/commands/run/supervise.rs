@@ -1,11 +1,11 @@
 //! The command from its start to its end.
 //!
-//! Invariant: the command's process group is dead before this process ends, and before the lock goes back, on every
+//! Invariant: all that the command started is dead before this process ends, and before the lock goes back, on every
 //! way out:
-//! - The command has ended by itself, under the lock. (What it leaves behind is not the command: see docs/cli.md.)
-//! - The lock is lost: the leash kills the group, and this waits until nothing is left of it.
+//! - The command has ended by itself, under the lock. (What it leaves behind is not the command: see docs/reference/cli.md.)
+//! - The lock is lost: the leash kills the group, and this kills the rest until nothing is left.
 //! - Nobody can say whether the command has ended: it is killed.
-//! - An error, or a panic, here: `Group` kills when it is dropped, and it is dropped before the lock's guard, which
+//! - An error, or a panic, here: `ProcessGroup` kills when it is dropped, and it is dropped before the lock's guard, which
 //!   gives the lock back. A panic of the leash's thread: the leash kills. A panic of a task: nothing is renewed, and
 //!   the leash does what it does then.
 //! - This process is killed, or stands still: the guardian kills all (`guardian.rs`).
@@ -24,15 +24,15 @@ use lowkey_client::{LockGuard, LossCause};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::runtime::Runtime;
 
-use super::group::Group;
-use super::guardian::{End, Guardian, Line, Word, now};
-use super::hold::{GivenBack, Held, close, give_back};
+use super::group::ProcessGroup;
+use super::guardian::{End, Guardian, Word, now};
+use super::hold::{GivenBack, LockInHand, close, give_back};
 use super::kin::{self, Kin, LOOK_INTERVAL};
-use super::leash::{Leash, Validity};
+use super::leash::{Leash, LockValidity};
 use super::signals::{ENDING, Signals};
 use super::terminal::Terminal;
 use super::{Job, launcher};
-use crate::exit::{self, Failure};
+use crate::exit::{self, CommandFailure};
 use crate::output;
 
 /// How often it is looked whether the terminal can be had by a command that waits for it.
@@ -66,21 +66,26 @@ pub(super) fn status_of_signal(signal: Signal) -> u8 {
 }
 
 /// Runs the command under the lock; gives the exit status. Must be called on the main thread: see `launcher.rs`.
-pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signals) -> Result<u8, Failure> {
-    let Held { session, guard } = held;
+pub(super) fn supervise(
+    job: &Job,
+    runtime: &Runtime,
+    held: LockInHand,
+    signals: Signals,
+) -> Result<u8, CommandFailure> {
+    let LockInHand { session, guard } = held;
     let granted_at = Instant::now();
     let guard = Arc::new(guard);
     let cannot_start =
-        |error: io::Error| Failure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
+        |error: io::Error| CommandFailure::new(exit::NO_SERVICE, format!("cannot start a process: {error}"));
     let group = start(job, &guard).map_err(cannot_start)?;
     let line = group.guardian_line();
     let mut terminal = Terminal::new(group.leader());
     terminal.give();
     let (sender, news) = mpsc::channel();
-    let lock: Arc<dyn Validity> = guard.clone();
+    let lock: Arc<dyn LockValidity> = guard.clone();
     let leash = Leash::put_on(lock, group.leader(), job.grace, line.clone(), sender.clone());
     let leash = leash.map_err(cannot_start)?;
-    listen(line, sender.clone()).map_err(cannot_start)?;
+    listen(group.kin(), sender.clone()).map_err(cannot_start)?;
     forward(runtime, signals, sender);
 
     let mut running = Running {
@@ -95,13 +100,13 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
     };
     let ended = running.until_ended(&news);
     if ended.is_none() {
-        group.kill();
+        kill(job, &group);
     }
     let is_held = leash.is_held_at_end() && !running.is_killed;
     if !is_held {
         // The command may have ended before anybody noticed.
         running.lost(Duration::ZERO);
-        end_group(&group, &leash);
+        end_group(job, &group, &leash);
     }
     let (on_lost, is_told_to_end) = (running.on_lost.take(), running.is_told_to_end);
     leash.take_off();
@@ -113,7 +118,10 @@ pub(super) fn supervise(job: &Job, runtime: &Runtime, held: Held, signals: Signa
 
     // R9: belief has ended with the command; now the lock goes back.
     let Some(guard) = Arc::into_inner(guard) else {
-        return Err(Failure::new(exit::LOST, "the lock's guard is still in use: this is a fault of lowkey"));
+        return Err(CommandFailure::new(
+            exit::LOST,
+            "the lock's guard is still in use: this is a fault of lowkey",
+        ));
     };
     let given_back = match is_held && is_kept {
         true => runtime.block_on(give_back(session, guard)),
@@ -181,7 +189,7 @@ fn say(job: &Job, line: &str) {
 struct Running<'a> {
     job: &'a Job,
     guard: &'a LockGuard,
-    group: &'a Group,
+    group: &'a ProcessGroup,
     terminal: &'a mut Terminal,
     /// That the lock is lost was said, and `--on-lost` started.
     is_told: bool,
@@ -245,7 +253,7 @@ impl Running<'_> {
 
     /// The guardian is gone. The kernel has killed the command with it, and nobody guards the rest.
     fn end_unguarded(&self) -> Option<End> {
-        self.group.kill();
+        kill(self.job, self.group);
         say(
             self.job,
             "the command was killed, because its guardian (a process of `lowkey run`) is gone: did somebody kill it?",
@@ -282,27 +290,31 @@ impl Running<'_> {
 }
 
 /// Starts the command under a guardian.
-fn start(job: &Job, guard: &LockGuard) -> io::Result<Group> {
+fn start(job: &Job, guard: &LockGuard) -> io::Result<ProcessGroup> {
     // Those that this process had before it was `lowkey`.
     let strangers = kin::children();
     kin::adopt_orphans()?;
     let (environment, until) = (launcher::environment(guard), now() + guard.remaining());
     let (guardian, leader) = Guardian::start(&job.command, environment, job.service.json, job.grace, until)?;
-    Ok(Group::new(Kin::new(leader, Some(guardian.pid()), strangers), Some(guardian)))
+    Ok(ProcessGroup::new(Kin::new(leader, Some(guardian), strangers)))
 }
 
 /// Has a thread listen to the guardian.
-fn listen(guardian: Option<Arc<Line>>, news: mpsc::Sender<News>) -> io::Result<()> {
-    let Some(guardian) = guardian else { return Ok(()) };
+fn listen(kin: &Arc<Kin>, news: mpsc::Sender<News>) -> io::Result<()> {
+    let kin = Arc::clone(kin);
     let listen = move || {
+        let Some(guardian) = kin.guardian() else { return };
         loop {
-            let heard = match guardian.hear() {
+            let heard = match guardian.line().hear() {
                 Some(Word::Ended(end)) => News::Ended(end),
                 Some(Word::Stopped(signal)) => match Signal::from_named_raw(signal) {
                     Some(signal) => News::Stopped(signal),
                     None => continue,
                 },
-                Some(Word::Killed) => News::Killed,
+                Some(Word::Killed) => {
+                    guardian.note_killed();
+                    News::Killed
+                }
                 Some(_) => continue,
                 None => News::GuardianGone,
             };
@@ -327,11 +339,24 @@ fn forward(runtime: &Runtime, mut signals: Signals, news: mpsc::Sender<News>) {
 }
 
 /// Waits until nothing is left of a job that is to end, or until its time is over; then kills what is left.
-fn end_group(group: &Group, leash: &Leash) {
+fn end_group(job: &Job, group: &ProcessGroup, leash: &Leash) {
     while !leash.has_killed() && group.kin().lives() {
         thread::sleep(LOOK_INTERVAL);
     }
-    group.kill();
+    kill(job, group);
+}
+
+/// Kills the job; does not return before nothing of it lives.
+fn kill(job: &Job, group: &ProcessGroup) {
+    group.kill(|living| {
+        let pids: Vec<String> = living.iter().map(|pid| pid.as_raw_pid().to_string()).collect();
+        let line = format!(
+            "lock {} is not given back yet: processes that the command started cannot be killed: {}",
+            job.name,
+            pids.join(", ")
+        );
+        say(job, &line);
+    });
 }
 
 /// The signal that ended the command, if one did.

@@ -4,7 +4,7 @@
 use lowkey_api::v1::{EventType, WatchEvent};
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::{LeaseId, LockView, Mode, Scope, Token};
-use lowkey_sim::judge::{Claim, Violation};
+use lowkey_sim::judge::{PlainClaim, Violation};
 
 use super::judge;
 use crate::history::{
@@ -30,9 +30,9 @@ fn event(kind: EventType, at: (u64, u32), name: &str, who: &str, lease_id: u64, 
     }
 }
 
-fn claim(lock: &str, lease: u64) -> Claim {
+fn claim(lock: &str, lease: u64) -> PlainClaim {
     let lease = Some(LeaseId(lease));
-    Claim { lock: lock_name(lock), lease, mode: Mode::Exclusive, scope: Scope::Name }
+    PlainClaim { lock: lock_name(lock), lease, mode: Mode::Exclusive, scope: Scope::Name }
 }
 
 fn call(who: &str, request: &str, asked: Asked, seconds: (u64, u64), outcome: Outcome) -> Call {
@@ -79,6 +79,7 @@ fn empty(lock: &str) -> LockView {
         holder_count: 0,
         waiters: Vec::new(),
         waiter_count: 0,
+        covered_by: None,
     }
 }
 
@@ -407,6 +408,20 @@ fn a_lease_that_was_revoked_by_force_may_be_told_gone_and_no_other() {
         let mut renewal = call("y", "", asked, (4, 5), no(Reason::LeaseNotFound));
         renewal.counted_on_until = Some(TIME + 6 * SECOND);
         history.calls.push(renewal);
+        assert_eq!(broken(&history).is_empty(), is_sound, "{lease}");
+    }
+}
+
+#[test]
+fn a_release_that_is_repeated_after_its_lease_was_revoked_by_force_may_be_refused_and_no_other() {
+    for (lease, is_sound) in [(1, true), (3, false)] {
+        let mut history = sound();
+        let force = Asked::ForceRevoke { lease: LeaseId(lease) };
+        history.calls.push(call("meddler", "m-1", force, (3, 4), Outcome::Yes(Answer::Done)));
+        let asked = Asked::Release { lock: lock_name("a"), token: Token(1) };
+        let mut release = call("x", "x-2", asked, (4, 5), no(Reason::NotOwner));
+        (release.counted_on_until, release.again) = (Some(TIME + 6 * SECOND), true);
+        history.calls.push(release);
         assert_eq!(broken(&history).is_empty(), is_sound, "{lease}");
     }
 }

@@ -1,4 +1,4 @@
-//! The body of a call: some of it may have been read already, and it has to be whole in time.
+//! The body of a call. Some of it may have been read already, and it must be complete in time.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,7 +15,7 @@ use crate::edge::{READ_TIMEOUT, late};
 pub(super) type Part = Result<Frame<Bytes>, StdError>;
 
 pub(super) struct CallBody<B = Incoming> {
-    /// What was read before, and is read again.
+    /// Parts that were read before, and are read again.
     read: [Option<Part>; 2],
     rest: B,
     patience: Patience,
@@ -23,24 +23,24 @@ pub(super) struct CallBody<B = Incoming> {
 
 /// How long to wait for more.
 enum Patience {
-    /// For as long as the caller likes: it is a stream of messages.
+    /// For as long as the caller likes: the body is a stream of messages.
     Endless,
-    /// For [`READ_TIMEOUT`] in all, if it comes to waiting.
+    /// For [`READ_TIMEOUT`] in total. The timer starts only if it must wait.
     Short(Option<Pin<Box<Sleep>>>),
 }
 
 impl<B> CallBody<B> {
-    /// With one message, which comes at once.
+    /// A body with one message, which comes at once.
     pub(super) fn message(rest: B) -> Self {
         Self { read: [None, None], rest, patience: Patience::Short(None) }
     }
 
-    /// With messages that come when they come.
+    /// A body with messages that may come at any time.
     pub(super) fn stream(rest: B) -> Self {
         Self { read: [None, None], rest, patience: Patience::Endless }
     }
 
-    /// Has these parts read again.
+    /// Puts these parts back, to be read again.
     pub(super) fn put_back(&mut self, read: [Option<Part>; 2]) {
         self.read = read;
     }

@@ -1,45 +1,36 @@
-//! `ElectionService`.
+//! `ElectionService`: the calls of the table, and those that are answered with a stream.
 
+use lowkey_api::v1;
 use lowkey_api::v1::election_service_server::ElectionService;
-use lowkey_api::v1::{
-    CampaignRequest, CampaignResponse, LeaderRequest, LeaderResponse, ObserveEvent, ObserveRequest,
-    ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse,
-};
 use tonic::{Request, Response, Status};
 
 use super::{Grpc, StatusEvents, reply, reply_events};
+use crate::call::calls;
 use crate::edge::Node;
 
-#[tonic::async_trait]
-impl<N: Node> ElectionService for Grpc<N> {
-    type ObserveStream = StatusEvents<ObserveEvent>;
+macro_rules! election_service {
+    (LockService $_locks:tt ElectionService { $(
+        $_name:ident($Request:ty) -> $Response:ty {
+            node: $_node:tt grpc: { $method:ident } $($_other:tt)*
+        }
+    )* } $($_services:tt)*) => {
+        #[tonic::async_trait]
+        impl<N: Node> ElectionService for Grpc<N> {
+            type ObserveStream = StatusEvents<v1::ObserveEvent>;
 
-    async fn campaign(
-        &self,
-        request: Request<CampaignRequest>,
-    ) -> Result<Response<CampaignResponse>, Status> {
-        reply(self.node.campaign(request.into_inner()).await)
-    }
+            $(
+                async fn $method(&self, request: Request<$Request>) -> Result<Response<$Response>, Status> {
+                    reply(self.node.call(request.into_inner()).await)
+                }
+            )*
 
-    async fn proclaim(
-        &self,
-        request: Request<ProclaimRequest>,
-    ) -> Result<Response<ProclaimResponse>, Status> {
-        reply(self.node.proclaim(request.into_inner()).await)
-    }
-
-    async fn resign(&self, request: Request<ResignRequest>) -> Result<Response<ResignResponse>, Status> {
-        reply(self.node.resign(request.into_inner()).await)
-    }
-
-    async fn leader(&self, request: Request<LeaderRequest>) -> Result<Response<LeaderResponse>, Status> {
-        reply(self.node.leader(request.into_inner()).await)
-    }
-
-    async fn observe(
-        &self,
-        request: Request<ObserveRequest>,
-    ) -> Result<Response<Self::ObserveStream>, Status> {
-        reply_events(self.node.observe(request.into_inner()).await)
-    }
+            async fn observe(
+                &self,
+                request: Request<v1::ObserveRequest>,
+            ) -> Result<Response<Self::ObserveStream>, Status> {
+                reply_events(self.node.observe(request.into_inner()).await)
+            }
+        }
+    };
 }
+calls!(election_service);

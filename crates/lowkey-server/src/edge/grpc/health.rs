@@ -1,6 +1,6 @@
-//! The standard gRPC health service: serving if, and only if, the node is ready.
+//! The standard gRPC health service: it reports serving if, and only if, the node is ready.
 //!
-//! Each check asks the node itself, so that an answer is never older than its question.
+//! Each check asks the node itself, so an answer is never older than its question.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_server};
 
 use crate::edge::{Node, stopped};
 
-/// How often a watch looks whether something changed.
+/// How often a watch checks whether something changed.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) struct Health<N> {
     pub(super) node: Arc<N>,
 }
 
-/// The empty name is the whole node.
+/// The empty name means the whole node.
 fn is_known(service: &str) -> bool {
     const SERVICES: [&str; 2] = [lock_service_server::SERVICE_NAME, election_service_server::SERVICE_NAME];
     service.is_empty() || SERVICES.contains(&service)

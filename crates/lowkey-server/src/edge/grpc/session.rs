@@ -1,48 +1,52 @@
 //! Many calls of one client over one stream.
 //!
-//! The stream is a value that does something only when it is polled: the calls of a client run side by
-//! side within it, without a task for each. Answers that are ready at the same time leave together.
+//! The stream is a value that works only when it is polled. The calls of a client run side by side within
+//! it, without a task for each. Answers that are ready at the same time leave together.
 //!
-//! Invariants, whatever a client sends:
+//! These invariants hold for any input of a client:
 //!
-//! - Every call is answered once, with its `seq`; a watch until it ends. Whatever was cancelled is dropped
-//!   before anything is begun that came later, and is not answered any more.
-//! - At most [`IN_FLIGHT_MAX`] calls are under way, each lease of a renewal counted: beyond that the stream
-//!   is not read, and the client feels the back-pressure.
+//! - Every call is answered once, with its `seq`; a watch is answered until it ends. A cancelled call is
+//!   dropped before any later call begins, and is not answered any more.
+//! - Everything under way is charged to the connection ([`Allowance`]). A call beyond its budget is
+//!   refused. The stream is still read: an HTTP/2 connection that is not read is cut off before long, and
+//!   with it all leases that are renewed there.
+//! - Large answers are charged before the client takes them, and refused if the client does not take enough
+//!   of them.
 //! - Neither side starves the other: after [`TURN`] answers the stream is read, and after as many messages
 //!   the answers have their turn.
+//! - If another client ends something of a lease that the stream uses, the stream tells it with `seq` 0.
 //! - A call that panics is answered with INTERNAL and harms no other.
-//! - When the stream is dropped, all that hangs on it is dropped, which is how the node learns of it.
+//! - When the stream is dropped, everything that hangs on it is dropped, which is how the node learns of
+//!   it. It is dropped in portions, so that others get their turn in between (`under_way.rs`).
 //!
-//! One call is the business of `call.rs`.
+//! `call.rs` handles one call.
 
 mod call;
+mod under_way;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::{AbortHandle, Abortable, Aborted};
-use futures::stream::{FuturesUnordered, SelectAll, poll_fn};
+use futures::future::{AbortHandle, Abortable};
+use futures::stream::{SelectAll, poll_fn};
 use futures::{FutureExt, Stream, StreamExt};
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{SessionAnswer, SessionCall};
+use lowkey_api::v1::{LeaseChanged, SessionAnswer, SessionCall};
 use lowkey_api::{ApiError, Reason};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use self::call::{Outcome, Watch};
-use crate::edge::{Node, stopped};
+use self::under_way::{Open, UnderWay};
+use crate::edge::budget::{Account, Allowance};
+use crate::edge::{LeaseListener, Node, stopped};
 
-/// Calls of one stream that may be under way at a time. As large as it is for heartbeats, and for the
-/// same reason: an HTTP/2 connection that is not read is cut off before long.
-const IN_FLIGHT_MAX: usize = 16_384;
-
-/// How many answers, or messages of the client, are handled before the others have their turn.
+/// How many answers, or messages of the client, are handled before the other side has its turn.
 const TURN: usize = 256;
 
 /// How long a call that is under way may still take once the node stops.
@@ -51,56 +55,52 @@ const STOPPING_GRACE: Duration = Duration::from_secs(1);
 /// The answers to `calls`, until these end or the node stops.
 pub(super) fn answers<N: Node>(
     node: Arc<N>,
+    account: Arc<Account>,
     calls: impl Stream<Item = Result<SessionCall, Status>> + Send + Unpin,
 ) -> impl Stream<Item = Result<SessionAnswer, Status>> + Send {
     let mut session = Session {
         stop: Stop::Awaited(Box::pin(stopped(node.stopping()))),
-        begin: move |seq, call| call::answer(Arc::clone(&node), seq, call),
+        leases: node.lease_listener(),
+        begin: {
+            let account = Arc::clone(&account);
+            move |seq, call| call::answer(&node, &account, seq, call)
+        },
         calls,
         reading: true,
-        under_way: FuturesUnordered::new(),
+        under_way: UnderWay::new(),
         watches: SelectAll::new(),
-        open: HashMap::new(),
-        in_flight: 0,
+        allowance: Allowance::new(account),
         refusals: VecDeque::new(),
         turn: 0,
     };
     poll_fn(move |cx| session.poll_next(cx))
 }
 
-struct Session<C, B, F> {
+struct Session<C, B, F: Future + Send + 'static> {
     stop: Stop,
-    /// Makes a call.
+    /// Hears what others do to the leases that this stream uses.
+    leases: LeaseListener,
+    /// Starts a call.
     begin: B,
     /// What the client sends.
     calls: C,
-    /// False once the client has no more to say, or is no longer listened to.
+    /// False once the client has no more to say, or is no longer read.
     reading: bool,
-    under_way: FuturesUnordered<Abortable<F>>,
+    /// The calls that are not answered yet, and the watches that have begun.
+    under_way: UnderWay<F>,
     watches: SelectAll<Watch>,
-    /// By seq: what is in `under_way` or `watches` and was not cancelled.
-    open: HashMap<u64, Open>,
-    /// The sum of all `weight`s in `open`.
-    in_flight: usize,
-    /// Answers to what was never made a call.
+    /// Charged with everything that is open.
+    allowance: Allowance,
+    /// Answers to messages that never became a call.
     refusals: VecDeque<SessionAnswer>,
     /// Answers since the stream was last read; `<= TURN`.
     turn: usize,
 }
 
-/// What is to be answered yet.
-struct Open {
-    abort: AbortHandle,
-    /// How many calls it counts for; 0 once it is a watch that has begun.
-    weight: usize,
-    /// It may wait for as long as it likes.
-    waits: bool,
-}
-
 enum Stop {
     /// The node goes on.
     Awaited(Pin<Box<dyn Future<Output = ()> + Send>>),
-    /// The node stops: what is under way may end in this time.
+    /// The node stops. Calls under way may end within this time.
     Grace(Pin<Box<Sleep>>),
     /// Nothing more is said.
     Over,
@@ -110,7 +110,7 @@ impl<C, B, F> Session<C, B, F>
 where
     C: Stream<Item = Result<SessionCall, Status>> + Unpin,
     B: FnMut(u64, Call) -> F,
-    F: Future<Output = (u64, Outcome)>,
+    F: Future<Output = (u64, Outcome)> + Send + 'static,
 {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<SessionAnswer, Status>>> {
         loop {
@@ -149,7 +149,7 @@ where
         self.under_way.is_empty() && self.watches.is_empty() && self.refusals.is_empty()
     }
 
-    /// Drops whatever there is, and says in which state it was.
+    /// Drops everything, and returns the state that the stream was in.
     fn end(&mut self) -> Stop {
         self.give_up_all();
         std::mem::replace(&mut self.stop, Stop::Over)
@@ -157,34 +157,36 @@ where
 
     fn give_up_all(&mut self) {
         self.reading = false;
-        self.under_way.clear();
         self.watches.clear();
-        self.open.clear();
         self.refusals.clear();
-        self.in_flight = 0;
+        let bytes = self.under_way.give_up();
+        self.allowance.give_back(bytes);
     }
 
-    /// The next answer, if there is one: those that somebody waits for before events, which go on for ever.
+    /// The next answer, if there is one. Answers to calls come before events, because events go on for
+    /// ever.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Option<SessionAnswer> {
         if let Some(refusal) = self.refusals.pop_front() {
             return Some(refusal);
         }
-        while let Poll::Ready(Some(ended)) = self.under_way.poll_next_unpin(cx) {
-            match ended {
-                Ok((seq, Outcome::Answered(answer))) => {
+        while let Poll::Ready(Some((seq, outcome))) = self.under_way.poll_next(cx) {
+            match outcome {
+                Outcome::Answered(answer, _charge) => {
                     self.close(seq);
+                    self.note_leases(&answer);
                     return Some(SessionAnswer { seq, answer: Some(answer) });
                 }
-                Ok((seq, Outcome::Watching(events))) => {
+                Outcome::Watching(events) => {
                     let (abort, registration) = AbortHandle::new_pair();
-                    if let Some(open) = self.open.get_mut(&seq) {
-                        self.in_flight -= std::mem::take(&mut open.weight);
-                        open.abort = abort;
+                    if self.under_way.goes_on(seq, abort) {
                         self.watches.push(Watch::new(seq, Abortable::new(events, registration)));
                     }
                 }
-                Err(Aborted) => {}
             }
+        }
+        if let Poll::Ready(lease_id) = self.leases.poll_changed(cx) {
+            let answer = Answer::LeaseChanged(LeaseChanged { lease_id });
+            return Some(SessionAnswer { seq: 0, answer: Some(answer) });
         }
         let Poll::Ready(Some((seq, told))) = self.watches.poll_next_unpin(cx) else { return None };
         if call::is_last(&told) {
@@ -192,6 +194,22 @@ where
         }
         let answer = told.map_or_else(|error| Answer::Error(error.into()), Answer::Watch);
         Some(SessionAnswer { seq, answer: Some(answer) })
+    }
+
+    /// Notes the leases that the stream uses: those that it acquires with, and those that it renews.
+    fn note_leases(&mut self, answer: &Answer) {
+        match answer {
+            Answer::AcquireLock(granted) => self.leases.uses(granted.lease_id, granted.lease_ttl_seconds),
+            Answer::RenewLeases(renewed) => {
+                for renewal in &renewed.renewals {
+                    match renewal.ttl_seconds {
+                        0 => self.leases.has_done_with(renewal.lease_id),
+                        ttl_seconds => self.leases.uses(renewal.lease_id, ttl_seconds),
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 
     /// True if the node has begun to stop, or its time is up.
@@ -207,7 +225,7 @@ where
                 is_stopping
             }
             Stop::Grace(sleep) => {
-                // What is dropped here may have happened: no answer is the only true one.
+                // A call that is dropped here may have happened, so no answer is the only true one.
                 let is_up = !is_idle && sleep.poll_unpin(cx).is_ready();
                 if is_up {
                     self.give_up_all();
@@ -222,7 +240,7 @@ where
     fn poll_calls(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         let mut has_news = false;
         for _ in 0..TURN {
-            if !self.reading || self.in_flight + self.refusals.len() >= IN_FLIGHT_MAX {
+            if !self.reading {
                 break;
             }
             match self.calls.poll_next_unpin(cx) {
@@ -240,7 +258,7 @@ where
 
     fn take_in(&mut self, SessionCall { seq, call }: SessionCall) {
         if let Some(Call::Cancel(cancelled)) = call {
-            // Otherwise its answer is on its way already.
+            // If it is not open, its answer is already on its way.
             if let Some(open) = self.close(cancelled) {
                 open.abort.abort();
             }
@@ -248,35 +266,39 @@ where
         }
         let problem = match call {
             _ if seq == 0 => ApiError::invalid("seq", "must not be 0"),
-            _ if self.open.contains_key(&seq) => {
-                ApiError::invalid("seq", format!("{seq} is still under way"))
-            }
+            _ if self.under_way.has(seq) => ApiError::invalid("seq", format!("{seq} is still under way")),
             None => ApiError::invalid("body", "has no call"),
-            Some(call) => return self.open(seq, call),
+            Some(call) => match self.open(seq, call) {
+                Ok(()) => return,
+                Err(full) => full,
+            },
         };
         self.refusals.push_back(refusal(seq, problem));
     }
 
-    fn open(&mut self, seq: u64, call: Call) {
+    fn open(&mut self, seq: u64, call: Call) -> Result<(), ApiError> {
+        let (bytes, waits) = (call::bytes(&call), call::waits(&call));
+        self.allowance.spend(bytes, call::urgency(&call))?;
+        if let Call::RevokeLease(revoke) = &call {
+            self.leases.has_done_with(revoke.lease_id);
+        }
         let (abort, registration) = AbortHandle::new_pair();
-        let (weight, waits) = (call::weight(&call), call::waits(&call));
-        self.in_flight += weight;
-        self.open.insert(seq, Open { abort, weight, waits });
-        self.under_way.push(Abortable::new((self.begin)(seq, call), registration));
+        let call = Abortable::new((self.begin)(seq, call), registration);
+        self.under_way.push(seq, call, Open { abort, bytes, waits });
+        Ok(())
     }
 
     fn close(&mut self, seq: u64) -> Option<Open> {
-        let open = self.open.remove(&seq)?;
-        self.in_flight -= open.weight;
+        let open = self.under_way.close(seq)?;
+        self.allowance.give_back(open.bytes);
         Some(open)
     }
 
-    /// The client has no more to say: what ends by itself is answered, and nothing else is kept.
+    /// The client has no more to say. Calls that end by themselves are still answered. Nothing else is
+    /// kept.
     fn give_up_waits(&mut self) {
-        for (_, open) in self.open.extract_if(|_, open| open.waits) {
-            open.abort.abort();
-            self.in_flight -= open.weight;
-        }
+        let bytes = self.under_way.give_up_waits();
+        self.allowance.give_back(bytes);
     }
 }
 

@@ -1,8 +1,9 @@
-//! The short way of a call: one message in, one message out, and nothing in between.
+//! The short path of a call: one message in, one message out, nothing in between.
 //!
-//! Most calls come whole: one message, not compressed, in the first bytes of the body. They are decoded, answered and
-//! encoded here; the general way has streams, buffers and boxes around each of these steps, which cost more than the steps.
-//! Whatever is not exactly so goes the general way with what was read of it, and is answered or refused there.
+//! Most calls arrive complete: one message, not compressed, in the first bytes of the body. They are
+//! decoded, answered and encoded here. The general path has streams, buffers and boxes around each of these
+//! steps, which cost more than the steps. A call of any other form goes the general path, together with
+//! what was read of it, and is answered or refused there.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -21,9 +22,9 @@ use prost::Message;
 use super::call_body::CallBody;
 use crate::edge::Dialect;
 
-/// What came with a call.
+/// What the body of a call contained.
 pub(super) enum Taken<Q> {
-    /// Its message.
+    /// One message.
     Message(Q),
     /// Something else.
     Other(Box<CallBody>),
@@ -40,7 +41,7 @@ pub(super) async fn take<Q: Message + Default>(body: Incoming) -> Taken<Q> {
     let Some(first) = body.frame().await else { return Taken::Other(Box::new(body)) };
     let message = first.as_ref().ok().and_then(|part| only_message(part.data_ref()?));
     let second = match message {
-        // What comes behind the message, if anything, is for the general way to judge.
+        // If something comes behind the message, the general path judges it.
         Some(message) if body.is_end_stream() => return Taken::Message(message),
         Some(message) => match body.frame().await {
             None => return Taken::Message(message),
@@ -52,7 +53,7 @@ pub(super) async fn take<Q: Message + Default>(body: Incoming) -> Taken<Q> {
     Taken::Other(Box::new(body))
 }
 
-/// The message, if these bytes are one that may be taken, and nothing else.
+/// The message, if these bytes are exactly one message that may be taken.
 fn only_message<Q: Message + Default>(bytes: &[u8]) -> Option<Q> {
     let message = unframed(bytes).filter(|message| message.len() <= REQUEST_BYTES_MAX)?;
     Q::decode(message).ok()
@@ -70,7 +71,7 @@ pub(super) fn answer<A: Message>(answer: Result<A, ApiError>) -> Response {
     response
 }
 
-/// A message, and that all went well.
+/// The body of a successful answer: a message, then the status OK.
 struct Answer {
     message: Option<Bytes>,
     is_over: bool,

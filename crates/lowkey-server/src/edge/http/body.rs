@@ -21,7 +21,8 @@ const DRAIN_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub(super) async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, ApiError> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > REQUEST_BYTES_MAX as u64) {
-        // A client that waits for leave to send sends nothing when it gets an answer instead.
+        // A client that waits for permission to send (`Expect`) sends nothing when it gets an answer
+        // instead.
         if !headers.contains_key(header::EXPECT) {
             drain(body).await;
         }
@@ -43,7 +44,7 @@ pub(super) async fn read(headers: &HeaderMap, mut body: Body) -> Result<Bytes, A
 async fn collect(body: &mut Body) -> Result<Option<Bytes>, axum::Error> {
     let mut collected = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        // A frame that is not data is a trailer, and says nothing here.
+        // A frame that is not data is a trailer, and does not matter here.
         let Ok(data) = frame?.into_data() else { continue };
         if collected.len() + data.len() > REQUEST_BYTES_MAX {
             return Ok(None);
@@ -58,8 +59,8 @@ fn too_large() -> ApiError {
     ApiError::new(Reason::BodyTooLarge, message)
 }
 
-/// Reads and forgets what the client still sends, within limits. A connection that is closed with
-/// unread bytes in it is reset, and the client then often never sees the answer.
+/// Reads and discards what the client still sends, within limits. A connection that is closed with unread
+/// bytes in it is reset, and the client then often never sees the answer.
 pub(in crate::edge) async fn drain(mut body: Body) {
     let read = async {
         let mut bytes_left = DRAIN_BYTES_MAX;
@@ -71,6 +72,6 @@ pub(in crate::edge) async fn drain(mut body: Body) {
             }
         }
     };
-    // Out of time is as good as done: the client gets its answer either way.
+    // A timeout is as good as done: the client gets its answer either way.
     let _ = timeout(DRAIN_TIMEOUT, read).await;
 }

@@ -16,8 +16,8 @@
 //! data: {"code":11,"reason":"COMPACTED",…}
 //! ```
 //!
-//! - Each `id` is a position to go on after, in the header Last-Event-ID or the parameter `after`. An
-//!   error has none, so that the last one counts.
+//! - Each `id` is a position to continue after, in the header Last-Event-ID or the parameter `after`. An
+//!   error has no `id`, so the last one counts.
 //! - Every event is one chunk of the body, sent as soon as the node tells it.
 //! - The node's stream is dropped with the body, that is, as soon as the client is gone.
 
@@ -41,7 +41,7 @@ use crate::edge::{EventStream, Events, REVISION_HEADER};
 /// Room for an event with names and values of usual length.
 const FRAME_BYTES: usize = 512;
 
-/// Asks reverse proxies of nginx's kind not to collect what should be told at once.
+/// Asks reverse proxies such as nginx not to buffer events that should be told at once.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// A message of the API that tells of something that happened.
@@ -126,14 +126,14 @@ fn frame(event: &impl Event) -> Result<Bytes, ApiError> {
     let mut frame = Vec::with_capacity(FRAME_BYTES);
     let _ = writeln!(frame, "{kind}id: {position}"); // memory always takes it
     write_data(&mut frame, event).map_err(|error| {
-        // No message that a node makes has anything that JSON cannot say.
+        // Every message that a node makes can be expressed in JSON, so this does not happen.
         tracing::error!(%error, "an event could not be encoded");
         ApiError::new(Reason::Internal, "an event could not be encoded")
     })?;
     Ok(frame.into())
 }
 
-/// How a stream breaks.
+/// The event that ends a stream with an error.
 fn error_frame(error: &ApiError) -> Bytes {
     let mut frame = b"event: error\n".to_vec();
     // Strings and numbers under string keys: nothing that could fail to be JSON.
@@ -171,7 +171,8 @@ mod tests {
     fn every_kind_of_event_has_its_head() {
         assert_eq!(head(&watch_event(EventType::Acquired, 12, 3)), "id: 12.3\n");
         assert_eq!(head(&watch_event(EventType::Heartbeat, 15, u32::MAX)), "event: heartbeat\nid: 15\n");
-        // Between two changes of a revision: whoever goes on after it is still to be told the second.
+        // Between two changes of a revision: a client that continues after it must still be told the
+        // second.
         assert_eq!(head(&watch_event(EventType::Heartbeat, 15, 0)), "event: heartbeat\nid: 15.0\n");
         assert_eq!(head(&watch_event(EventType::End, 15, 1)), "event: end\nid: 15.1\n");
         assert_eq!(head(&watch_event(EventType::End, 15, u32::MAX)), "event: end\nid: 15\n");

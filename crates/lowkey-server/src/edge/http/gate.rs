@@ -1,16 +1,16 @@
-//! Keeps web pages out that nobody let in.
+//! Keeps out web pages that were not allowed.
 //!
-//! A browser is a client too, and it does what any page tells it, from inside the network. Two kinds of page
-//! could use a node behind its user's back:
+//! A browser is a client too. It does what any page tells it, from inside the network. Two kinds of page
+//! could use a node without their user's knowledge:
 //!
-//! - A page of another origin sends requests, and need not read the answers to end leases. The browser tells
-//!   where the page is from: `Origin`, `Sec-Fetch-Site`.
-//! - A page has its own name resolve to the node's address (DNS rebinding), and is then of the same origin.
-//!   The browser still tells the name: `Host`, or `:authority`. An IP address as the host is beyond such
-//!   tricks, for no name was resolved.
+//! - A page of another origin sends requests. It need not read the answers in order to end leases. The
+//!   browser tells where the page is from: `Origin`, `Sec-Fetch-Site`.
+//! - A page makes its own name resolve to the node's address (DNS rebinding), and is then of the same
+//!   origin. The browser still tells the name: `Host`, or `:authority`. An IP address as the host is safe
+//!   from this, because no name was resolved.
 //!
-//! Who sends none of these headers is no browser, and passes. This is no access control: other programs can
-//! send what they like.
+//! A client that sends none of these headers is not a browser, and passes. This is not access control:
+//! other programs can send what they like.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,10 +31,10 @@ use crate::edge::{Node, shown};
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// What machines ask for by names that the node does not know: probes and scrapes. They change nothing.
+/// Paths that probes and scrapers ask for by names that the node does not know. They change nothing.
 const ANY_HOST_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
-/// What a link on any page may lead to.
+/// Paths that a link on any page may lead to.
 const LINKED_PATHS: [&str; 2] = ["/", "/ui"];
 
 /// The longest name that DNS has, in bytes.
@@ -50,8 +50,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets in what is told to `hosts`, besides IP addresses, `localhost`, this machine's own name and the
-    /// names in `addresses` (each `HOST:PORT`); and web pages of `origins`, besides those of the node itself.
+    /// Lets in requests for `hosts`, besides IP addresses, `localhost`, this machine's own name and the
+    /// names in `addresses` (each `HOST:PORT`). Also lets in web pages of `origins`, besides those of the
+    /// node itself.
     pub fn new<'a>(
         addresses: impl IntoIterator<Item = &'a str>,
         hosts: impl IntoIterator<Item = HttpHost>,
@@ -75,7 +76,7 @@ impl Gate {
         gate
     }
 
-    /// Lets a request in, or says why not. `members` is asked only about names that are not known otherwise.
+    /// Lets a request in, or says why not. `members` is called only for names that are not known otherwise.
     fn admit(&self, head: &request::Parts, members: impl Fn() -> Vec<Member>) -> Result<Sender, ApiError> {
         let own = self.check_host(head, members)?;
         let sender = self.check_origin(head, own.as_ref())?;
@@ -87,7 +88,7 @@ impl Gate {
         Ok(sender)
     }
 
-    /// The host that the request is for, once it is clear that the node is meant.
+    /// The host that the request is for, once it is clear that it means this node.
     fn check_host(
         &self,
         head: &request::Parts,
@@ -154,7 +155,7 @@ impl Gate {
 /// Who sent a request that was let in.
 #[derive(Debug, PartialEq)]
 enum Sender {
-    /// No browser; or one that was sent here by its user, and not by a page.
+    /// Not a browser; or a browser that its user, not a page, sent here.
     Program,
     /// A page of the node's own.
     OwnPage,
@@ -193,7 +194,7 @@ pub(super) async fn gate<N: Node>(
     response
 }
 
-/// Whether a browser asks if a page may send what it wants to send.
+/// Whether this is a browser's question if a page may send what it wants to send.
 fn is_preflight(head: &request::Parts) -> bool {
     head.method == Method::OPTIONS && head.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
@@ -207,13 +208,13 @@ fn preflight_response() -> Response {
     (StatusCode::NO_CONTENT, headers).into_response()
 }
 
-/// Whether a person followed a link to a page that anybody may link to.
+/// Whether a person followed a link to a page that any page may link to.
 fn is_followed_link(head: &request::Parts) -> bool {
     let mode = head.headers.get(SEC_FETCH_MODE).map(HeaderValue::as_bytes);
     head.method == Method::GET && mode == Some(b"navigate") && LINKED_PATHS.contains(&head.uri.path())
 }
 
-/// Whether a body is said to be JSON, and nothing else besides.
+/// Whether the content type is JSON and nothing else.
 fn is_json(headers: &HeaderMap) -> bool {
     let mut content_types = headers.get_all(header::CONTENT_TYPE).iter();
     let (Some(content_type), None) = (content_types.next(), content_types.next()) else { return false };
@@ -275,7 +276,7 @@ enum Host {
 }
 
 impl Host {
-    /// Reads what stands before the port. The zone of an IPv6 address says nothing about the other end.
+    /// Parses the part before the port. The zone of an IPv6 address says nothing about the other end.
     fn parse(text: &str) -> Option<Self> {
         if let Some(inside) = text.strip_prefix('[') {
             let address = inside.strip_suffix(']')?.split('%').next()?;
@@ -356,8 +357,8 @@ impl Origin {
         Some(Self { scheme, host, port })
     }
 
-    /// Whether a page from here is one of the node that was asked as `own`. Whether TLS is ended by a proxy
-    /// before the node cannot be seen, so either scheme will do.
+    /// Whether a page from here belongs to the node that was asked as `own`. The node cannot see whether a
+    /// proxy in front of it ends TLS, so either scheme is accepted.
     fn is_at(&self, own: &Authority) -> bool {
         let usual_port = usual_port(&self.scheme);
         usual_port.is_some() && self.host == own.host && self.port == own.port.or(usual_port)
@@ -374,7 +375,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The port that goes without saying.
+/// The default port of a scheme.
 fn usual_port(scheme: &str) -> Option<u16> {
     match scheme {
         "http" => Some(80),

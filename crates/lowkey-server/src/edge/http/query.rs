@@ -1,74 +1,50 @@
 //! The parameters of a URL, and the requests that are made of them.
 //!
-//! Each parameter may be given once, in either casing (`page_size` or `pageSize`), with the usual
-//! escapes. One that the call does not know is refused: it may have been meant to restrict something. One
-//! that is not as it must be is refused with the reason of its field, and the refusal says what is allowed.
+//! Each parameter may be given once, in either casing (`page_size` or `pageSize`), with the usual escapes.
+//! A parameter that the call does not know is refused, because it may have been meant to restrict
+//! something. A parameter with a wrong value is refused with the reason of its field, and the refusal says
+//! what is allowed.
 
 use std::str::FromStr;
 
 use ::http::{HeaderMap, HeaderName, Uri};
-use lowkey_api::v1::{
-    GetLeaseRequest, GetLockRequest, LeaderRequest, ListLeasesRequest, ListLocksRequest, ObserveRequest,
-    WatchRequest,
-};
+use lowkey_api::v1::{ObserveRequest, WatchRequest};
 use lowkey_api::{ApiError, Position};
 use serde::de::DeserializeOwned;
 
-use super::strict;
+use super::routes::Routed;
+use super::{given, strict};
 use crate::edge::shown;
 
-/// The header by which browsers tell the `id:` of the last event that they saw.
+/// The header in which browsers send the `id:` of the last event that they saw.
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// `GET /v1/lock`
-pub(super) fn get_lock(uri: &Uri) -> Result<GetLockRequest, ApiError> {
-    let query = Query::of::<GetLockRequest>(uri)?;
-    let Some(lock_name) = query.text_for("name", "lock_name")? else {
-        return Err(ApiError::invalid("lock_name", "is missing; ask for GET /v1/lock?name=LOCK_NAME"));
-    };
-    Ok(GetLockRequest { lock_name, stale: query.flag("stale")? })
-}
-
-/// `GET /v1/lease`
-pub(super) fn get_lease(uri: &Uri) -> Result<GetLeaseRequest, ApiError> {
-    let query = Query::of::<GetLeaseRequest>(uri)?;
-    let Some(lease_id) = query.number("lease_id", "must be a whole number from 1")? else {
-        return Err(ApiError::invalid("lease_id", "is missing; ask for GET /v1/lease?lease_id=LEASE"));
-    };
-    Ok(GetLeaseRequest {
-        lease_id,
-        page_size: query.page_size()?,
-        page_token: query.text("page_token")?.unwrap_or_default(),
-        stale: query.flag("stale")?,
-    })
-}
-
-/// `GET /v1/leases`
-pub(super) fn list_leases(uri: &Uri) -> Result<ListLeasesRequest, ApiError> {
-    let query = Query::of::<ListLeasesRequest>(uri)?;
-    Ok(ListLeasesRequest {
-        owner_id: query.text("owner_id")?.unwrap_or_default(),
-        page_size: query.page_size()?,
-        page_token: query.text("page_token")?.unwrap_or_default(),
-        stale: query.flag("stale")?,
-    })
-}
-
-/// `GET /v1/locks`
-pub(super) fn list_locks(uri: &Uri) -> Result<ListLocksRequest, ApiError> {
-    let query = Query::of::<ListLocksRequest>(uri)?;
-    Ok(ListLocksRequest {
-        prefix: query.text("prefix")?.unwrap_or_default(),
-        page_size: query.page_size()?,
-        page_token: query.text("page_token")?.unwrap_or_default(),
-        stale: query.flag("stale")?,
-    })
+/// The call that the parameters make.
+pub(super) fn parse<C: Routed>(uri: &Uri) -> Result<C, ApiError> {
+    let known = strict::fields_of::<C>();
+    if known.is_empty() {
+        none(uri)?;
+    }
+    let query = Query::of::<C>(uri)?;
+    let mut given = Vec::new();
+    for field in known.iter().filter(|field| is_in_snake_case(field)) {
+        let name = parameter(field);
+        match query.text_for(name, field)? {
+            Some(text) => given.push((*field, text)),
+            None if pairs(C::EXAMPLE).any(|(needed, _)| needed == name) => {
+                let problem = format_args!("is missing; ask for GET {}?{}", C::PATH, C::EXAMPLE);
+                return Err(ApiError::invalid(field, problem));
+            }
+            None => {}
+        }
+    }
+    given::message(given)
 }
 
 /// `GET /v1/watch`
 ///
-/// A browser that reconnects repeats the whole URL and adds the header Last-Event-ID. So the header
-/// counts, and where the URL wanted to begin does not.
+/// A browser that reconnects repeats the whole URL and adds the header Last-Event-ID. So the header counts,
+/// and the beginning that the URL names does not.
 pub(super) fn watch(uri: &Uri, headers: &HeaderMap) -> Result<WatchRequest, ApiError> {
     const FROM: &str = "must be a whole number from 1: the first revision that is wanted";
     let query = Query::of::<WatchRequest>(uri)?;
@@ -97,16 +73,14 @@ pub(super) fn watch(uri: &Uri, headers: &HeaderMap) -> Result<WatchRequest, ApiE
     })
 }
 
-/// `GET /v1/election/leader`
-pub(super) fn leader(uri: &Uri) -> Result<LeaderRequest, ApiError> {
-    let query = Query::of::<LeaderRequest>(uri)?;
-    Ok(LeaderRequest { election: query.election("leader")?, stale: query.flag("stale")? })
-}
-
 /// `GET /v1/election/observe`
 pub(super) fn observe(uri: &Uri) -> Result<ObserveRequest, ApiError> {
     let query = Query::of::<ObserveRequest>(uri)?;
-    Ok(ObserveRequest { election: query.election("observe")? })
+    let Some(election) = query.text("election")? else {
+        let problem = "is missing; ask for GET /v1/election/observe?election=NAME";
+        return Err(ApiError::invalid("election", problem));
+    };
+    Ok(ObserveRequest { election })
 }
 
 /// The position in the header Last-Event-ID. An empty one is as good as none.
@@ -131,7 +105,7 @@ fn position(text: String, said_by: &str) -> Result<String, ApiError> {
     }
 }
 
-/// A call that takes no parameters: what they were meant to say belongs elsewhere.
+/// Checks a call that takes no parameters: what they were meant to say belongs elsewhere.
 pub(super) fn none(uri: &Uri) -> Result<(), ApiError> {
     match parameters(uri).next() {
         None => Ok(()),
@@ -141,10 +115,27 @@ pub(super) fn none(uri: &Uri) -> Result<(), ApiError> {
     }
 }
 
-/// What stands in a URL behind the question mark: names, with their escapes, and values.
+/// The part of a URL after the question mark: names, with their escapes, and values.
 fn parameters(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
-    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    pairs(uri.query().unwrap_or_default())
+}
+
+pub(super) fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// The name of the parameter that fills a field, in the field's casing.
+pub(super) fn parameter(field: &str) -> &str {
+    match field {
+        // The one parameter that is not called like its field.
+        "lock_name" => "name",
+        field => field,
+    }
+}
+
+fn is_in_snake_case(field: &str) -> bool {
+    !field.contains(|c: char| c.is_ascii_uppercase())
 }
 
 fn unknown(key: &str, known: &[&'static str], advice: &str) -> ApiError {
@@ -161,25 +152,19 @@ impl<'a> Query<'a> {
     /// Takes the parameters that are fields of a message, and no others.
     fn of<T: DeserializeOwned>(uri: &'a Uri) -> Result<Self, ApiError> {
         let known = || {
-            strict::fields_of::<T>().iter().filter(|field| **field != "lockName").map(|field| match *field {
-                // The one parameter that is not called like its field.
-                "lock_name" => "name",
-                field => field,
-            })
+            strict::fields_of::<T>()
+                .iter()
+                .filter(|field| **field != "lockName")
+                .map(|field| parameter(field))
         };
         match parameters(uri).find(|(key, _)| !known().any(|known| is_named(key, known))) {
             Some((key, _)) => {
-                let in_snake_case = known().filter(|name| !name.contains(|c: char| c.is_ascii_uppercase()));
+                let in_snake_case = known().filter(|name| is_in_snake_case(name));
                 let advice = format!("the parameters are {}", in_snake_case.collect::<Vec<_>>().join(", "));
                 Err(unknown(key, &known().collect::<Vec<_>>(), &advice))
             }
             None => Ok(Self { uri }),
         }
-    }
-
-    /// How many of a list are wanted.
-    fn page_size(&self) -> Result<u32, ApiError> {
-        Ok(self.number("page_size", "must be a whole number, 1 to 1000")?.unwrap_or_default())
     }
 
     /// The parameter that is named like its field, with its escapes undone.
@@ -207,28 +192,8 @@ impl<'a> Query<'a> {
         let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse() {
             Ok(number) if is_digits => Ok(Some(number)),
-            _ => Err(ApiError::invalid(field, format_args!("{allowed}, and is {:?}", shown(&text)))),
+            _ => Err(given::refuse(field, allowed, &text)),
         }
-    }
-
-    /// Yes or no, and no if it is not given.
-    fn flag(&self, field: &'static str) -> Result<bool, ApiError> {
-        match self.text(field)?.as_deref() {
-            None | Some("false" | "0") => Ok(false),
-            Some("true" | "1") => Ok(true),
-            Some(other) => {
-                let problem = format!("must be true or false, and is {:?}", shown(other));
-                Err(ApiError::invalid(field, problem))
-            }
-        }
-    }
-
-    /// The election that `route` is asked about.
-    fn election(&self, route: &str) -> Result<String, ApiError> {
-        self.text("election")?.ok_or_else(|| {
-            let problem = format!("is missing; ask for GET /v1/election/{route}?election=NAME");
-            ApiError::invalid("election", problem)
-        })
     }
 }
 
@@ -260,6 +225,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
 mod tests {
     use ::http::HeaderValue;
     use lowkey_api::Reason;
+    use lowkey_api::v1::{GetLockRequest, LeaderRequest, ListLocksRequest};
 
     use super::*;
 
@@ -282,7 +248,11 @@ mod tests {
             ("name=", ""),
             ("name", ""),
         ] {
-            assert_eq!(get_lock(&uri(query)).map(|lock| lock.lock_name).as_deref(), Ok(name), "{query}");
+            assert_eq!(
+                parse(&uri(query)).map(|lock: GetLockRequest| lock.lock_name).as_deref(),
+                Ok(name),
+                "{query}"
+            );
         }
     }
 
@@ -290,7 +260,7 @@ mod tests {
     fn what_cannot_be_a_name_is_refused_with_its_field() {
         for query in ["", "stale=1", "name=%ff", "name=%C3", "name=%", "name=%4", "name=%zz", "name=a&name=b"]
         {
-            let error = get_lock(&uri(query)).expect_err(query);
+            let error = parse::<GetLockRequest>(&uri(query)).expect_err(query);
             assert_eq!(error.reason.as_str(), "INVALID_LOCK_NAME", "{query}");
         }
     }
@@ -298,16 +268,16 @@ mod tests {
     #[test]
     fn either_casing_is_understood_but_not_both_at_once() {
         for query in ["page_size=7&page_token=t", "pageToken=t&pageSize=7", "pageSize=007&page_token=t"] {
-            let list = list_locks(&uri(query)).unwrap();
+            let list = parse::<ListLocksRequest>(&uri(query)).unwrap();
             assert_eq!((list.page_size, list.page_token.as_str()), (7, "t"), "{query}");
         }
         for query in ["page_size=7&pageSize=7", "pageSize=1&pageSize=1"] {
-            let error = list_locks(&uri(query)).unwrap_err();
+            let error = parse::<ListLocksRequest>(&uri(query)).unwrap_err();
             assert_eq!(error.reason.as_str(), "INVALID_PAGE_SIZE", "{query}");
             assert!(error.message.contains("once"), "{}", error.message);
         }
         for query in ["PageSize=7", "PAGE_SIZE=7", "pagesize=7", "page-size=7", "page_Size=7"] {
-            let error = list_locks(&uri(query)).unwrap_err();
+            let error = parse::<ListLocksRequest>(&uri(query)).unwrap_err();
             assert_eq!(error.reason, Reason::UnknownField, "{query}");
             assert_eq!(error.metadata["nearest"].to_lowercase().replace('_', ""), "pagesize", "{query}");
         }
@@ -324,7 +294,7 @@ mod tests {
             ("name=a&=b", "", None),
             ("name=a&utterly_different=b", "utterly_different", None),
         ] {
-            let error = get_lock(&uri(query)).expect_err(query);
+            let error = parse::<GetLockRequest>(&uri(query)).expect_err(query);
             assert_eq!(error.reason, Reason::UnknownField, "{query}");
             assert_eq!(error.metadata["field"], field, "{query}");
             assert_eq!(error.metadata.get("nearest").map(String::as_str), nearest, "{query}");
@@ -343,10 +313,14 @@ mod tests {
         for (query, stale) in
             [("", false), ("stale=true", true), ("stale=1", true), ("stale=false", false), ("stale=0", false)]
         {
-            assert_eq!(list_locks(&uri(query)).unwrap().stale, stale, "{query}");
+            assert_eq!(parse::<ListLocksRequest>(&uri(query)).unwrap().stale, stale, "{query}");
         }
         for query in ["stale", "stale=", "stale=yes", "stale=TRUE", "stale=2"] {
-            assert_eq!(list_locks(&uri(query)).unwrap_err().reason.as_str(), "INVALID_STALE", "{query}");
+            assert_eq!(
+                parse::<ListLocksRequest>(&uri(query)).unwrap_err().reason.as_str(),
+                "INVALID_STALE",
+                "{query}"
+            );
         }
     }
 
@@ -404,10 +378,10 @@ mod tests {
 
     #[test]
     fn an_election_is_needed() {
-        assert_eq!(leader(&uri("election=e&stale=1")).unwrap().election, "e");
+        assert_eq!(parse::<LeaderRequest>(&uri("election=e&stale=1")).unwrap().election, "e");
         assert_eq!(observe(&uri("election=e")).unwrap().election, "e");
-        assert_eq!(leader(&uri("stale=1")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
-        assert_eq!(leader(&uri("name=e")).unwrap_err().reason.as_str(), "UNKNOWN_FIELD");
+        assert_eq!(parse::<LeaderRequest>(&uri("stale=1")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
+        assert_eq!(parse::<LeaderRequest>(&uri("name=e")).unwrap_err().reason.as_str(), "UNKNOWN_FIELD");
         assert_eq!(observe(&uri("")).unwrap_err().reason.as_str(), "INVALID_ELECTION");
     }
 }

@@ -1,12 +1,12 @@
-//! JSON that says exactly what was meant: no field that the message does not have, and none twice.
+//! Strict JSON: no field that the message does not have, and no field twice.
 //!
 //! The messages' own reader skips unknown fields, and takes `null` for a value. Here a body first becomes a
-//! [`Value`] in which no key stands twice ([`Unique`]). It is then read by the message through [`Strict`],
-//! which sees at every depth the names that the message's generated code knows. So no list of fields is kept
+//! [`Value`] in which no key occurs twice ([`Unique`]). The message then reads it through [`Strict`], which
+//! sees at every depth the names that the message's generated code knows. So no list of fields is kept
 //! here.
 //!
-//! - `null` stands for an absent field; and a field that is there as `null` is there, so it may not be given
-//!   a second time.
+//! - `null` stands for an absent field. But a field that is given as `null` is given, so it may not be
+//!   given a second time.
 //! - Both casings name one field. Giving both is giving it twice.
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::edge::shown;
 
-/// Longer names than this resemble no field, in bytes.
+/// A name with more bytes than this resembles no field.
 const NAME_BYTES_MAX: usize = 64;
 
 /// A JSON value in which no object has a key twice.
@@ -139,8 +139,8 @@ impl de::Error for Problem {
     }
 }
 
-/// The refusal of a name that nobody knows. `place` says what it names, and `advice` what to do if no known
-/// name is near.
+/// The refusal of an unknown name. `place` says what it names, and `advice` what to do if no known name is
+/// near.
 pub(super) fn unknown_field(place: &str, name: &str, nearest: Option<&str>, advice: &str) -> ApiError {
     let hint = nearest.map_or_else(|| advice.to_owned(), |nearest| format!("did you mean {nearest}?"));
     let message = format!("{place} {:?} is not known here, so nothing was done; {hint}", shown(name));

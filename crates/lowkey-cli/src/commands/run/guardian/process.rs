@@ -16,15 +16,15 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use super::super::kin::{self, Kin};
 use super::super::launcher;
-use super::{End, LOOK_INTERVAL, Line, MARGIN, Word, now};
+use super::{End, GuardianLine, LOOK_INTERVAL, MARGIN, Word, now};
 use crate::exit;
 
 /// SIGTERM is for `lowkey run` to send. If it has not done so after this time, it stands still.
 const TERM_LAG: Duration = Duration::from_millis(100);
-/// How long it is tried to kill all when nobody waits for it.
-const LAST_KILL_WAIT: Duration = Duration::from_secs(30);
-/// The same, while `lowkey run` may want something.
+/// How long it is tried to kill all before it is looked whether `lowkey run` wants something.
 const KILL_WAIT: Duration = Duration::from_secs(1);
+/// The pause before it is tried again.
+const KILL_PAUSE: Duration = Duration::from_millis(1);
 /// How often orphans that have ended are reaped.
 const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -46,7 +46,7 @@ pub(crate) fn guard(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let (Some(grace), Ok(socket)) = (grace, io::stdin().as_fd().try_clone_to_owned()) else {
         return ExitCode::from(exit::USAGE);
     };
-    let line = Arc::new(Line { socket });
+    let line = Arc::new(GuardianLine { socket });
     match start(&line, args, as_json) {
         Ok((until, command)) => {
             line.say(&Word::Started(command.as_raw_pid()));
@@ -65,7 +65,11 @@ pub(crate) fn guard(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Starts the command, if there is time for it.
-fn start(line: &Line, command: impl Iterator<Item = OsString>, as_json: bool) -> io::Result<(Duration, Pid)> {
+fn start(
+    line: &GuardianLine,
+    command: impl Iterator<Item = OsString>,
+    as_json: bool,
+) -> io::Result<(Duration, Pid)> {
     let Some((Word::Hold(until), Some(stdin))) = line.hear_with()? else {
         return Err(io::Error::other("the guardian was told nothing of the lock"));
     };
@@ -86,7 +90,7 @@ fn start(line: &Line, command: impl Iterator<Item = OsString>, as_json: bool) ->
 
 /// A command under guard. Stays on the main thread: the kernel kills the command when that ends.
 struct Watch {
-    line: Arc<Line>,
+    line: Arc<GuardianLine>,
     events: mpsc::Receiver<Event>,
     kin: Kin,
     grace: Duration,
@@ -101,7 +105,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(line: Arc<Line>, until: Duration, grace: Duration, command: Pid) -> io::Result<Self> {
+    fn start(line: Arc<GuardianLine>, until: Duration, grace: Duration, command: Pid) -> io::Result<Self> {
         let (sender, events) = mpsc::channel();
         let (hears, words) = (Arc::clone(&line), sender.clone());
         thread::Builder::new().name("hear".into()).spawn(move || {
@@ -131,20 +135,18 @@ impl Watch {
         loop {
             let pause = self.look_at_clock();
             match self.events.recv_timeout(pause) {
+                Ok(Event::Word(Some(Word::Hold(_)))) if self.until.is_zero() => {}
                 Ok(Event::Word(Some(Word::Hold(until)))) => self.until = until,
                 Ok(Event::Word(Some(Word::Told))) => self.is_told = true,
                 Ok(Event::Word(Some(Word::Dismissed))) => return self.reap(self.kin.leader()),
                 Ok(Event::Word(Some(_))) => {}
                 // `lowkey run` is gone, and with it whoever could renew.
-                Ok(Event::Word(None)) | Err(RecvTimeoutError::Disconnected) => {
-                    self.kin.kill(LAST_KILL_WAIT);
-                    return;
-                }
+                Ok(Event::Word(None)) | Err(RecvTimeoutError::Disconnected) => return self.kill_for_good(),
                 Ok(Event::Stopped(signal)) => _ = self.line.say(&Word::Stopped(signal)),
                 Ok(Event::Ended(Some(end))) => self.unsaid = Some(Word::Ended(end)),
                 // Nobody can say whether it has ended: so it is made certain.
                 Ok(Event::Ended(None)) => {
-                    self.kin.kill(KILL_WAIT);
+                    self.kill_for_good();
                     self.unsaid = Some(Word::Ended(End::Signal(Signal::KILL.as_raw())));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -161,10 +163,11 @@ impl Watch {
         }
         let left = self.until.saturating_sub(now() + MARGIN);
         if left.is_zero() {
-            self.kin.kill(KILL_WAIT);
-            self.is_killed = true;
-            self.line.say(&Word::Killed);
-            return LOOK_INTERVAL;
+            self.is_killed = self.kin.kill(KILL_WAIT);
+            if self.is_killed {
+                self.line.say(&Word::Killed);
+            }
+            return KILL_PAUSE;
         }
         let until_told = (left + TERM_LAG).saturating_sub(self.grace);
         if !self.is_told && until_told.is_zero() {
@@ -175,6 +178,10 @@ impl Watch {
         }
         let next = if self.is_told { left } else { until_told.min(left) };
         next.min(LOOK_INTERVAL)
+    }
+
+    fn kill_for_good(&self) {
+        while !self.kin.kill(KILL_WAIT) {}
     }
 
     fn reap_orphans(&mut self) {

@@ -5,42 +5,60 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures::future::{Abortable, join_all};
+use futures::future::{Abortable, Either};
 use futures::{FutureExt, Stream, StreamExt};
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
-use lowkey_api::v1::{
-    EventType, HeartbeatRequest, LeasesRenewed, RenewLeaseRequest, RenewLeases, WatchEvent,
-};
+use lowkey_api::v1::{EventType, RenewLeases, WatchEvent};
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
+use tokio::task::JoinSet;
 
-use crate::edge::grpc::heartbeat;
+use crate::call::calls;
+use crate::edge::budget::{Account, CALL_BYTES, Charge, Urgency};
 use crate::edge::{EventStream, Node, fault};
 
-/// Leases that one message may renew: as many as fit into a request, whatever their ids.
+/// How many leases one message may renew: as many as fit into a request with the longest ids.
 const LEASES_PER_RENEWAL_MAX: usize = 6_000;
 
-/// The longest varint.
+/// The length of the longest varint.
 const LEASE_ID_BYTES_MAX: usize = 10;
 const _: () = assert!(LEASES_PER_RENEWAL_MAX * LEASE_ID_BYTES_MAX + 64 <= REQUEST_BYTES_MAX);
 
-/// What came of a call.
+/// The outcome of a call.
 pub(super) enum Outcome {
-    Answered(Answer),
-    /// The answers follow.
+    /// The answer. If it is large, the charge is held until the client takes it.
+    Answered(Answer, Option<Charge>),
+    /// The answers follow as a stream.
     Watching(EventStream<WatchEvent>),
 }
 
-/// How many calls it counts for.
-pub(super) fn weight(call: &Call) -> usize {
+/// The bytes that a call is charged with while it is under way. The message itself is kept. For each lease
+/// of a renewal the space for its answer is added.
+pub(super) fn bytes(call: &Call) -> usize {
+    const RENEWAL_BYTES: usize = 64;
+    let renewals = match call {
+        Call::RenewLeases(request) => request.lease_ids.len() * RENEWAL_BYTES,
+        _ => 0,
+    };
+    CALL_BYTES + call.encoded_len() + renewals
+}
+
+/// Renewals, releases and revocations are urgent. A client that has asked for too much must not lose its
+/// leases because of that, and may always give something up.
+pub(super) fn urgency(call: &Call) -> Urgency {
     match call {
-        Call::RenewLeases(request) => request.lease_ids.len().max(1),
-        _ => 1,
+        Call::RenewLeases(_) | Call::ReleaseLock(_) | Call::RevokeLease(_) => Urgency::Urgent,
+        _ => Urgency::Usual,
     }
 }
 
-/// Whether only the client can say how long it takes.
+/// Whether the answer may be large.
+fn is_large(call: &Call) -> bool {
+    matches!(call, Call::GetLock(_) | Call::GetLease(_))
+}
+
+/// Whether only the client decides how long the call takes.
 pub(super) fn waits(call: &Call) -> bool {
     match call {
         Call::AcquireLock(request) => request.wait_ms > 0,
@@ -49,63 +67,124 @@ pub(super) fn waits(call: &Call) -> bool {
     }
 }
 
-/// Makes the call.
-pub(super) async fn answer<N: Node>(node: Arc<N>, seq: u64, call: Call) -> (u64, Outcome) {
-    // Whatever a panic left half done belongs to this call alone: it is dropped unseen.
-    let outcome = match AssertUnwindSafe(ask(&*node, call)).catch_unwind().await {
-        Ok(outcome) => outcome,
-        Err(panic) => Err(fault("a call of a session", &*panic)),
+macro_rules! ask {
+    ($($_service:ident { $(
+        $_name:ident($_request:ty) -> $_response:ty {
+            node: $_node:tt
+            grpc: $_grpc:tt
+            http: $_http:tt
+            session: { $($Variant:ident)? }
+        }
+    )* })*) => {
+        /// Not an `async fn`, because that would store the call twice.
+        fn ask<N: Node>(
+            node: Arc<N>,
+            call: Call,
+        ) -> impl Future<Output = Result<Outcome, ApiError>> + Send {
+            async move {
+                let answer = match call {
+                    $($($( Call::$Variant(request) => Answer::$Variant(node.call_on_stream(request).await?), )?)*)*
+                    Call::RenewLeases(request) => {
+                        check_renewals(&request)?;
+                        // Boxed: larger than the others, and one call stands for many renewals.
+                        Answer::RenewLeases(Box::pin(node.call(request)).await?)
+                    }
+                    Call::Watch(request) => {
+                        // Boxed: larger than the others, and rare.
+                        let events = Box::pin(node.watch(request)).await?;
+                        return Ok(Outcome::Watching(events.stream));
+                    }
+                    Call::Cancel(seq) => unreachable!("the cancellation of {seq} was made a call"),
+                };
+                Ok(Outcome::Answered(answer, None))
+            }
+        }
     };
-    (seq, outcome.unwrap_or_else(|error| Outcome::Answered(Answer::Error(error.into()))))
+}
+calls!(ask);
+
+/// Starts the call.
+pub(super) fn answer<N: Node>(
+    node: &Arc<N>,
+    account: &Arc<Account>,
+    seq: u64,
+    call: Call,
+) -> impl Future<Output = (u64, Outcome)> + Send + use<N> {
+    let is_large = is_large(&call);
+    let asked = outcome(Arc::clone(node), call);
+    let asked = match is_large {
+        true => Either::Left(charged(asked, Arc::clone(account)).boxed()),
+        false => Either::Right(asked),
+    };
+    asked.map(move |outcome| (seq, outcome))
 }
 
-async fn ask<N: Node>(node: &N, call: Call) -> Result<Outcome, ApiError> {
-    let answer = match call {
-        Call::CreateLease(request) => Answer::CreateLease(node.create_lease(request).await?),
-        Call::RenewLeases(request) => Answer::RenewLeases(renew_leases(node, request).await?),
-        Call::RevokeLease(request) => Answer::RevokeLease(node.revoke_lease(request).await?),
-        Call::AcquireLock(request) => Answer::AcquireLock(node.acquire_lock(request).await?),
-        Call::ReleaseLock(request) => Answer::ReleaseLock(node.release_lock(request).await?),
-        Call::GetLease(request) => Answer::GetLease(node.get_lease(request).await?),
-        Call::GetLock(request) => Answer::GetLock(node.get_lock(request).await?),
-        Call::Proclaim(request) => Answer::Proclaim(node.proclaim(request).await?),
-        Call::Watch(request) => return Ok(Outcome::Watching(node.watch(request).await?.stream)),
-        Call::Cancel(seq) => unreachable!("the cancellation of {seq} was made a call"),
-    };
-    Ok(Outcome::Answered(answer))
+fn outcome<N: Node>(node: Arc<N>, call: Call) -> impl Future<Output = Outcome> + Send {
+    // What a panic left half done belongs to this call alone. It is dropped unseen.
+    let asked = AssertUnwindSafe(ask(node, call)).catch_unwind();
+    asked.map(|outcome| {
+        let outcome = outcome.unwrap_or_else(|panic| Err(fault("a call of a session", &*panic)));
+        outcome.unwrap_or_else(refused)
+    })
 }
 
-async fn renew_leases<N: Node>(node: &N, request: RenewLeases) -> Result<LeasesRenewed, ApiError> {
-    let RenewLeases { lease_ids, holds } = request;
-    if lease_ids.len() > LEASES_PER_RENEWAL_MAX {
-        let problem =
-            format!("at most {LEASES_PER_RENEWAL_MAX} may be renewed at once, not {}", lease_ids.len());
+fn refused(error: ApiError) -> Outcome {
+    Outcome::Answered(Answer::Error(error.into()), None)
+}
+
+/// A large answer, charged as soon as it exists. It runs in a task: a session whose client takes nothing is
+/// not polled, and its answers would pile up without being counted.
+async fn charged(asked: impl Future<Output = Outcome> + Send + 'static, account: Arc<Account>) -> Outcome {
+    // The size of an answer in memory, as a multiple of its size on the wire.
+    const IN_MEMORY: usize = 2;
+    let task = async move {
+        let _turn = account.read(1).await;
+        match asked.await {
+            Outcome::Answered(answer, _) => {
+                let bytes = answer.encoded_len() * IN_MEMORY;
+                match account.charge(bytes, Urgency::Usual) {
+                    Ok(charge) => Outcome::Answered(answer, Some(charge)),
+                    Err(error) => refused(error),
+                }
+            }
+            watching => watching,
+        }
+    };
+    // Dropping the set ends its task.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(task);
+    match tasks.join_next().await {
+        Some(Ok(outcome)) => outcome,
+        // Only a runtime that ends drops the task unfinished.
+        _ => refused(ApiError::new(Reason::NodeStopping, "the node stopped before it could answer")),
+    }
+}
+
+fn check_renewals(request: &RenewLeases) -> Result<(), ApiError> {
+    let (leases, holds) = (request.lease_ids.len(), request.holds.len());
+    if leases > LEASES_PER_RENEWAL_MAX {
+        let problem = format!("at most {LEASES_PER_RENEWAL_MAX} may be renewed at once, not {leases}");
         return Err(ApiError::invalid("lease_id", problem));
     }
-    if !holds.is_empty() && holds.len() != lease_ids.len() {
-        let problem = format!("must be none, or one for each lease: {} of {}", holds.len(), lease_ids.len());
+    if holds != 0 && holds != leases {
+        let problem = format!("must be none, or one for each lease: {holds} of {leases}");
         return Err(ApiError::invalid("holds", problem));
     }
-    let holds = holds.into_iter().map(Some).chain(std::iter::repeat(None));
-    let renewals = lease_ids.into_iter().zip(holds).map(|(lease_id, holds)| async move {
-        let renewed = node.renew_lease(RenewLeaseRequest { lease_id, holds }).await;
-        heartbeat::response(HeartbeatRequest { lease_id, seq: 0, holds: None }, renewed)
-    });
-    Ok(LeasesRenewed { renewals: join_all(renewals).await })
+    Ok(())
 }
 
-/// The events of a watch, each with the watch's seq. Unless it is aborted, the last one says that it is:
-/// see [`is_last`].
+/// The events of a watch, each with the watch's `seq`. Unless the watch is aborted, its last event says
+/// that it is the last: see [`is_last`].
 pub(super) struct Watch {
     seq: u64,
     events: Abortable<EventStream<WatchEvent>>,
     is_over: bool,
 }
 
-/// What a watch tells.
+/// An event of a watch, or its failure.
 type Told = Result<WatchEvent, ApiError>;
 
-/// Whether nothing follows.
+/// Whether nothing follows this event.
 pub(super) fn is_last(told: &Told) -> bool {
     told.as_ref().map_or(true, |event| event.r#type() == EventType::End)
 }
@@ -123,7 +202,7 @@ impl Stream for Watch {
         if self.is_over {
             return Poll::Ready(None);
         }
-        // Once it has panicked it is not asked again.
+        // A stream that has panicked is not polled again.
         let polled = catch_unwind(AssertUnwindSafe(|| self.events.poll_next_unpin(cx)));
         let told = match polled {
             Ok(event) => match ready!(event) {

@@ -1,0 +1,322 @@
+//! lowkey as a contender: a cluster that is started here or was running before, asked by single gRPC calls or by way
+//! of the SDK.
+
+mod conversation;
+mod sdk;
+mod unary;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use lowkey_api::v1::GetStatusResponse;
+use lowkey_client::Client;
+use tokio::time::{Instant, sleep};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::caller::UnaryCaller;
+use crate::process::{Cluster, Starter, forget_settings, free_ports};
+use crate::slots::Slots;
+use crate::system::{BenchProblem, Contender, LockClient, System, SystemAnswer};
+use crate::workload::Workload;
+
+pub(crate) use conversation::{Conversation, renew_all};
+pub(crate) use unary::tag;
+
+/// How long nodes may take to come together, and calls to be answered.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a cluster that was not started here may take to answer.
+const FOREIGN_PATIENCE: Duration = Duration::from_secs(3);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// A lease that nobody renews and that outlives every turn: the longest there is.
+const LONG_TTL: Duration = Duration::from_secs(600);
+/// A node that is not further behind than this has caught up.
+const LAG_MAX: u64 = 100;
+
+/// The way that requests take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Through {
+    /// A gRPC call for each.
+    Unary,
+    /// The SDK, by its session stream.
+    Session,
+}
+
+impl Through {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unary => "unary",
+            Self::Session => "session",
+        }
+    }
+}
+
+/// Where lowkey is to be found.
+#[derive(Clone, Debug)]
+pub enum LowkeyAt {
+    /// It is running, and reached by these gRPC URLs.
+    Running(Vec<String>),
+    /// It is to be started: the program.
+    Own(PathBuf),
+}
+
+/// lowkey, to be started and connected to.
+#[derive(Clone, Debug)]
+pub(crate) struct LowkeyContender {
+    pub(crate) place: LowkeyAt,
+    pub(crate) through: Through,
+}
+
+impl Contender for LowkeyContender {
+    fn name(&self) -> String {
+        match self.through {
+            Through::Unary => "lowkey".to_owned(),
+            Through::Session => "lowkey session".to_owned(),
+        }
+    }
+
+    fn sits_out(&self, workload: Workload, nodes: usize) -> Option<String> {
+        match (workload, &self.place) {
+            (Workload::Outage, LowkeyAt::Running(_)) => {
+                Some("it kills a node, and only those that it started itself".to_owned())
+            }
+            (Workload::Scale | Workload::Churn, LowkeyAt::Running(_)) => {
+                Some("it looks at the memory of a node, and only of those that it started itself".to_owned())
+            }
+            (Workload::Outage, LowkeyAt::Own(_)) if nodes < 3 => {
+                Some(format!("{nodes} of {nodes} nodes would be gone; it needs --nodes 3"))
+            }
+            _ => None,
+        }
+    }
+
+    fn start(&self, starter: &Starter, nodes: usize) -> Result<Cluster, BenchProblem> {
+        let program = match &self.place {
+            LowkeyAt::Running(endpoints) => return Ok(Cluster::running(endpoints.clone())),
+            LowkeyAt::Own(program) => program,
+        };
+        let mut cluster = Cluster::new(starter, "lowkey")?;
+        let mut first_node: Option<String> = None;
+        for number in 1..=nodes {
+            let name = format!("node-{number}");
+            let [raft, grpc, http] = free_ports()?.map(|port| format!("127.0.0.1:{port}"));
+            let mut command = (starter.command)(program);
+            command.args(["server", "--log", "warn", "--node-id", &name]);
+            command.arg("--data-dir").arg(cluster.folder().join(&name));
+            command.args(["--raft-addr", &raft, "--grpc-addr", &grpc, "--http-addr", &http]);
+            match &first_node {
+                None => command.arg("--bootstrap"),
+                Some(first) => command.args(["--join", first.as_str()]),
+            };
+            // What is set for other nodes of this machine is not meant for these.
+            forget_settings(&mut command, "LOWKEY_");
+            cluster.add(&name, format!("http://{grpc}"), command)?;
+            first_node.get_or_insert(grpc);
+        }
+        Ok(cluster)
+    }
+
+    /// Sessions of one program share its stream.
+    fn connections(&self, clients: usize) -> usize {
+        match self.through {
+            Through::Unary => clients,
+            Through::Session => 1,
+        }
+    }
+
+    fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> SystemAnswer<'_, Box<dyn System>> {
+        let through = self.through;
+        async move {
+            let system = Lowkey::connect(cluster, through, connections).await?;
+            Ok(Box::new(system) as Box<dyn System>)
+        }
+        .boxed()
+    }
+}
+
+/// A cluster of lowkey that is up.
+pub struct Lowkey {
+    cluster: Arc<Cluster>,
+    through: Through,
+    nodes: usize,
+    /// For questions about the cluster.
+    client: Client,
+    callers: Slots<Vec<UnaryCaller>>,
+    channels: Slots<Channel>,
+    clients: Slots<Client>,
+}
+
+impl Lowkey {
+    async fn connect(
+        cluster: Arc<Cluster>,
+        through: Through,
+        connections: usize,
+    ) -> Result<Self, BenchProblem> {
+        // Nodes that were just started may take a while; one that is said to be running answers, or is not there.
+        let patience = if cluster.is_foreign() { FOREIGN_PATIENCE } else { PATIENCE };
+        let client = tokio::select! {
+            connected = Client::builder(cluster.addresses()).connect_timeout(patience).connect() => {
+                connected.map_err(|error| from_sdk(&error))?
+            }
+            problem = ended(&cluster) => return Err(problem),
+        };
+        let slots = (Slots::new(connections), Slots::new(connections), Slots::new(connections));
+        let (callers, channels, clients) = slots;
+        let mut lowkey = Self { cluster, through, nodes: 0, client, callers, channels, clients };
+        lowkey.wait_whole(patience).await?;
+        lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
+        Ok(lowkey)
+    }
+
+    async fn wait_whole(&self, patience: Duration) -> Result<(), BenchProblem> {
+        let deadline = Instant::now() + patience;
+        while !self.is_whole().await? {
+            self.cluster.check()?;
+            if Instant::now() >= deadline {
+                return Err(BenchProblem::failed(match self.cluster.is_foreign() {
+                    true => {
+                        format!("the cluster has had no leader for {patience:?}: are most of its nodes up?")
+                    }
+                    false => format!(
+                        "the nodes of lowkey did not come together in {patience:?}; is the machine very busy?"
+                    ),
+                }));
+            }
+            sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// How the cluster sees itself.
+    pub(crate) async fn status(&self) -> Result<GetStatusResponse, BenchProblem> {
+        self.client.status().await.map_err(|error| from_sdk(&error))
+    }
+
+    /// For questions about the cluster.
+    pub(crate) fn sdk(&self) -> &Client {
+        &self.client
+    }
+
+    /// A new client of the SDK, with a connection of its own.
+    pub(crate) async fn new_sdk_client(&self) -> Result<Client, BenchProblem> {
+        let builder = Client::builder(self.cluster.addresses()).connect_timeout(PATIENCE);
+        builder.call_timeout(PATIENCE).connect().await.map_err(|error| from_sdk(&error))
+    }
+
+    /// The addresses of all nodes, the leader's first.
+    async fn addresses(&self) -> Result<Vec<String>, BenchProblem> {
+        let leader = self.status().await?.leader_address;
+        let mut addresses = self.cluster.addresses().to_vec();
+        addresses.sort_by_key(|address| !address.ends_with(&format!("//{leader}")));
+        Ok(addresses)
+    }
+
+    /// One of the connections that clients share, to each node, the leader's first.
+    async fn callers(&self, number: usize) -> Result<Vec<UnaryCaller>, BenchProblem> {
+        let make =
+            async { self.addresses().await?.iter().map(|address| UnaryCaller::new(address)).collect() };
+        self.callers.get(number, make).await
+    }
+
+    /// The same for streams, to the leader.
+    pub(crate) async fn channel(&self, number: usize) -> Result<Channel, BenchProblem> {
+        let make = async {
+            let leader = self.addresses().await?.swap_remove(0);
+            let endpoint = Endpoint::from_shared(leader.clone());
+            let endpoint = endpoint
+                .map_err(|error| BenchProblem::failed(format!("{leader} is no good URL: {error}")))?;
+            Ok(endpoint.connect_lazy())
+        };
+        self.channels.get(number, make).await
+    }
+
+    async fn shared_sdk_client(&self, number: usize) -> Result<Client, BenchProblem> {
+        self.clients.get(number, self.new_sdk_client()).await
+    }
+}
+
+impl System for Lowkey {
+    fn client(&self, number: usize) -> SystemAnswer<'_, Box<dyn LockClient>> {
+        async move {
+            let client: Box<dyn LockClient> = match self.through {
+                Through::Unary => {
+                    Box::new(unary::UnaryClient::new(self.callers(number).await?, LONG_TTL).await?)
+                }
+                Through::Session => {
+                    Box::new(sdk::SdkClient::new(self.shared_sdk_client(number).await?, LONG_TTL).await?)
+                }
+            };
+            Ok(client)
+        }
+        .boxed()
+    }
+
+    fn persistent_client(&self) -> SystemAnswer<'_, Box<dyn LockClient>> {
+        async move {
+            let client = sdk::SdkClient::new(self.new_sdk_client().await?, LONG_TTL).await?;
+            Ok(Box::new(client) as Box<dyn LockClient>)
+        }
+        .boxed()
+    }
+
+    fn count_held<'a>(&'a self, prefix: &'a str) -> SystemAnswer<'a, usize> {
+        async move {
+            let (locks, _) = self.client.locks(prefix).await.map_err(|error| from_sdk(&error))?;
+            Ok(locks.iter().filter(|lock| !lock.holders.is_empty()).count())
+        }
+        .boxed()
+    }
+
+    fn leader(&self) -> SystemAnswer<'_, Option<String>> {
+        async move {
+            if self.cluster.is_foreign() {
+                return Ok(None);
+            }
+            Ok(Some(self.status().await?.leader_id).filter(|leader| !leader.is_empty()))
+        }
+        .boxed()
+    }
+
+    fn is_whole(&self) -> SystemAnswer<'_, bool> {
+        async move {
+            let status = self.status().await?;
+            if self.cluster.is_foreign() {
+                return Ok(!status.leader_id.is_empty());
+            }
+            let nodes = self.cluster.addresses().len();
+            let is_up_to_date = status.members.iter().all(|member| member.reachable && member.lag <= LAG_MAX);
+            let size = usize::try_from(status.cluster_size).unwrap_or_default();
+            Ok(status.is_leader && size == nodes && (nodes == 1 || is_up_to_date))
+        }
+        .boxed()
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    fn lowkey(&self) -> Option<&Lowkey> {
+        Some(self)
+    }
+}
+
+/// Resolves when a process ended that should not have.
+async fn ended(cluster: &Cluster) -> BenchProblem {
+    loop {
+        if let Err(problem) = cluster.check() {
+            return problem;
+        }
+        sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// What an error of the SDK means for a run.
+pub(crate) fn from_sdk(error: &lowkey_client::Error) -> BenchProblem {
+    BenchProblem::failed(error.to_string())
+}

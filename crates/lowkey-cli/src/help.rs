@@ -1,0 +1,323 @@
+//! What `--help` says around the flags: examples first, and at the end where to read on.
+//!
+//! One table for all commands. Tests parse every example, and look for every page and command that is named.
+
+use clap::Command;
+
+/// One sentence, examples, usage, flags in groups, see also.
+const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
+
+/// What a command's help says beside its flags.
+struct Help {
+    /// The command, as it is typed behind `lowkey`: nothing for `lowkey --help` itself.
+    command: &'static str,
+    examples: &'static [&'static str],
+    /// Other commands, with commas between them.
+    commands: &'static str,
+    /// A page of the documents, in the source of lowkey.
+    page: &'static str,
+}
+
+const HELP: &[Help] = &[
+    Help {
+        command: "",
+        examples: &[
+            "lowkey dev",
+            "lowkey run nightly --try -- ./report.sh",
+            "lowkey ls",
+            "lowkey --bootstrap --data-dir ./data",
+        ],
+        commands: "",
+        page: "docs/start/five-minutes.md",
+    },
+    Help {
+        command: "run",
+        examples: &[
+            "lowkey run nightly -- ./report.sh",
+            "lowkey run nightly --try --at-least 5m -- ./report.sh",
+            "lowkey run deploy --wait 30s --ttl 15s -- sh -c 'echo $LOWKEY_TOKEN'",
+        ],
+        commands: "elect, acquire",
+        page: "docs/guides/cron.md",
+    },
+    Help {
+        command: "elect",
+        examples: &["lowkey elect scheduler --value http://10.0.0.1:4000 -- ./scheduler"],
+        commands: "leader, run",
+        page: "docs/guides/leader-election.md",
+    },
+    Help {
+        command: "acquire",
+        examples: &["lowkey acquire deploy --ttl 60s", "lowkey acquire deploy --ttl 60s --wait 5m"],
+        commands: "release, renew, run",
+        page: "docs/guides/migration.md",
+    },
+    Help {
+        command: "release",
+        examples: &["lowkey release deploy --lease 7 --token 33"],
+        commands: "acquire, revoke",
+        page: "docs/guides/migration.md",
+    },
+    Help {
+        command: "renew",
+        examples: &["lowkey renew --lease 7"],
+        commands: "acquire, lease get",
+        page: "docs/guides/choosing-a-ttl.md",
+    },
+    Help {
+        command: "revoke",
+        examples: &["lowkey revoke deploy", "lowkey revoke --lease 7 --yes"],
+        commands: "get, lease list",
+        page: "docs/guides/force-unlock.md",
+    },
+    Help {
+        command: "lease",
+        examples: &["lowkey lease list", "lowkey lease get 7"],
+        commands: "renew, revoke",
+        page: "docs/start/concepts.md",
+    },
+    Help {
+        command: "lease list",
+        examples: &["lowkey lease list", "lowkey lease list --owner alice@laptop"],
+        commands: "lease get, revoke",
+        page: "docs/start/concepts.md",
+    },
+    Help {
+        command: "lease get",
+        examples: &["lowkey lease get 7"],
+        commands: "lease list, revoke",
+        page: "docs/start/concepts.md",
+    },
+    Help {
+        command: "ls",
+        examples: &["lowkey ls", "lowkey ls jobs/ --json"],
+        commands: "get, watch",
+        page: "docs/guides/watching.md",
+    },
+    Help {
+        command: "get",
+        examples: &["lowkey get jobs/nightly"],
+        commands: "ls, lease get",
+        page: "docs/guides/force-unlock.md",
+    },
+    Help {
+        command: "check",
+        examples: &["lowkey check jobs/nightly --token 33"],
+        commands: "get",
+        page: "docs/guides/fencing.md",
+    },
+    Help {
+        command: "leader",
+        examples: &["lowkey leader scheduler", "lowkey leader scheduler --watch"],
+        commands: "elect",
+        page: "docs/guides/leader-election.md",
+    },
+    Help {
+        command: "watch",
+        examples: &["lowkey watch", "lowkey watch jobs/ --from 1200 --json"],
+        commands: "ls, leader",
+        page: "docs/guides/watching.md",
+    },
+    Help {
+        command: "status",
+        examples: &["lowkey status", "lowkey status --json"],
+        commands: "member list",
+        page: "docs/operate/monitor.md",
+    },
+    Help {
+        command: "member",
+        examples: &["lowkey member list", "lowkey member remove node-3"],
+        commands: "status",
+        page: "docs/operate/members.md",
+    },
+    Help {
+        command: "member list",
+        examples: &["lowkey member list"],
+        commands: "status",
+        page: "docs/operate/members.md",
+    },
+    Help {
+        command: "member add",
+        examples: &["lowkey member add node-4 --raft-addr 10.0.0.4:7000"],
+        commands: "member promote, server",
+        page: "docs/operate/members.md",
+    },
+    Help {
+        command: "member promote",
+        examples: &["lowkey member promote node-4", "lowkey member promote node-4 --wait 2m"],
+        commands: "member list",
+        page: "docs/operate/members.md",
+    },
+    Help {
+        command: "member transfer",
+        examples: &["lowkey member transfer node-2"],
+        commands: "member list",
+        page: "docs/operate/members.md",
+    },
+    Help {
+        command: "member remove",
+        examples: &["lowkey member remove node-3"],
+        commands: "member list",
+        page: "docs/operate/replace-a-node.md",
+    },
+    Help {
+        command: "server",
+        examples: &[
+            "lowkey --bootstrap --data-dir ./data",
+            "lowkey server --join 10.0.0.1:9000 --node-id node-2 --insecure --raft-addr 10.0.0.2:7000",
+        ],
+        commands: "dev, member",
+        page: "docs/operate/three-machines.md",
+    },
+    Help {
+        command: "recover",
+        examples: &[
+            "lowkey recover --data-dir ./data",
+            "lowkey recover --data-dir ./data --yes-the-other-nodes-are-lost-for-good",
+        ],
+        commands: "member remove",
+        page: "docs/operate/recover.md",
+    },
+    Help {
+        command: "dev",
+        examples: &["lowkey dev"],
+        commands: "server",
+        page: "docs/start/five-minutes.md",
+    },
+    Help {
+        command: "bench",
+        examples: &[
+            "lowkey bench",
+            "lowkey bench seq par --nodes 1,3 --seconds 5",
+            "lowkey bench seq --server http://10.0.0.1:9000",
+        ],
+        commands: "status",
+        page: "docs/internals/benchmarks.md",
+    },
+    Help {
+        command: "completions",
+        examples: &["lowkey completions bash > /etc/bash_completion.d/lowkey"],
+        commands: "",
+        page: "docs/reference/cli.md",
+    },
+];
+
+/// The command line with examples, and with where to read on.
+pub(crate) fn dressed(command: Command) -> Command {
+    HELP.iter().fold(command, |command, help| {
+        let path: Vec<&str> = help.command.split_whitespace().collect();
+        dress(command, &path, help)
+    })
+}
+
+fn dress(command: Command, path: &[&str], help: &Help) -> Command {
+    match path {
+        [] => command.help_template(TEMPLATE).before_help(help.examples()).after_help(help.see_also()),
+        [first, rest @ ..] => command.mut_subcommand(first, |inner| dress(inner, rest, help)),
+    }
+}
+
+impl Help {
+    fn examples(&self) -> String {
+        let lines = self.examples.iter().map(|example| format!("\n  {example}"));
+        format!("Examples:{}", lines.collect::<String>())
+    }
+
+    fn see_also(&self) -> String {
+        let commands = self.commands.split(", ").filter(|command| !command.is_empty());
+        let commands: Vec<String> = commands.map(|command| format!("lowkey {command} --help")).collect();
+        let commands = commands.iter().map(|command| format!("{command}, ")).collect::<String>();
+        format!("See also: {commands}{} in the source of lowkey", self.page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::path::Path;
+
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::{Cli, with_default_command};
+
+    /// Every command with its path, the whole line first.
+    fn all(command: &Command, path: &str) -> Vec<(String, Command)> {
+        let mut found = vec![(path.to_owned(), command.clone())];
+        for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+            found.extend(all(inner, format!("{path} {}", inner.get_name()).trim()));
+        }
+        found
+    }
+
+    /// The words of an example, as a shell makes them: up to where its output goes.
+    fn words(example: &str) -> Vec<OsString> {
+        let mut words: Vec<String> = vec![String::new()];
+        let mut is_quoted = false;
+        for letter in example.split(" > ").next().unwrap_or_default().chars() {
+            match letter {
+                '\'' => is_quoted = !is_quoted,
+                ' ' if !is_quoted => words.push(String::new()),
+                letter => words.last_mut().expect("there is one").push(letter),
+            }
+        }
+        words.into_iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn every_command_has_examples_and_says_where_to_read_on() {
+        let commands = all(&dressed(Cli::command()), "");
+        let described: Vec<&str> = HELP.iter().map(|help| help.command).collect();
+        for (path, command) in &commands {
+            assert_eq!(described.iter().filter(|known| *known == path).count(), 1, "lowkey {path}");
+            let text = command.clone().render_help().to_string();
+            let places =
+                ["Examples:\n  lowkey", "Usage:", "See also: "].map(|part| text.find(part).unwrap_or(0));
+            assert!(places.is_sorted() && places[0] > 0, "lowkey {path}\n{text}");
+        }
+        assert_eq!(described.len(), commands.len(), "every line of the table is about a command");
+    }
+
+    #[test]
+    fn every_example_is_a_command_line_that_is_understood() {
+        for help in HELP {
+            assert!(!help.examples.is_empty(), "{}", help.command);
+            for example in help.examples {
+                let words = with_default_command(words(example), false);
+                let parsed = dressed(Cli::command()).try_get_matches_from(words);
+                assert!(parsed.is_ok(), "{example}\n{parsed:?}");
+                let is_about = help.command.is_empty()
+                    || example.starts_with(&format!("lowkey {}", help.command))
+                    || help.command == "server" && example.starts_with("lowkey --");
+                assert!(is_about, "{example} is no example of {}", help.command);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_read_exists() {
+        let commands: Vec<String> = all(&Cli::command(), "").into_iter().map(|(path, _)| path).collect();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let summary = std::fs::read_to_string(root.join("docs/SUMMARY.md")).expect("there is a book");
+        for help in HELP {
+            for command in help.commands.split(", ").filter(|command| !command.is_empty()) {
+                assert!(commands.iter().any(|known| known == command), "lowkey {command}");
+            }
+            let page = help.page.strip_prefix("docs/").expect("a page of the book");
+            assert!(summary.contains(&format!("]({page})")), "{page} is not in the book");
+        }
+    }
+
+    #[test]
+    fn every_flag_is_in_a_group_and_every_command_is_told_in_one_sentence() {
+        for (path, command) in all(&Cli::command(), "") {
+            let about = command.get_about().expect("it says what it does").to_string();
+            assert!(!about.contains(". ") && !about.contains('\n'), "lowkey {path}: {about}");
+            for flag in command.get_arguments().filter(|arg| arg.get_long().is_some()) {
+                let is_group = flag.get_help_heading().is_some();
+                let is_usual = matches!(flag.get_id().as_str(), "help" | "version");
+                assert!(is_group || is_usual, "lowkey {path} --{}", flag.get_long().unwrap_or_default());
+            }
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Nodes that come, go, die and stand still: what was acknowledged stays true, and whoever is left goes on.
+
+mod failover;
+mod kill_and_restart;
+mod members;
+mod pause;
+mod recover;
+mod stop;
+mod three_nodes;

@@ -1,0 +1,10 @@
+//! What the documents promise: commands as they are printed there, every line of the log, every metric.
+
+mod book;
+mod clusters;
+mod commands_table;
+mod log_lines;
+mod metrics;
+mod quick_start;
+mod readme;
+mod typing;

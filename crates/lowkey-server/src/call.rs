@@ -1,0 +1,366 @@
+//! The calls of the API, each declared once: see [`calls!`].
+//!
+//! The table says what a call is: its messages, its names for clients and between nodes, whether it changes
+//! anything, and what it is about. The code in `operation/` says how a call is understood and answered.
+//! Everything else follows from these two. Code that needs something from every call passes a macro to the
+//! table, and the macro gets all its rows:
+//!
+//! - here: [`Call`], and [`Numbered`] for calls that are forwarded
+//! - `service.rs`: what is done with a number that another node forwards
+//! - `edge/grpc`: the methods of both services, and the short path of the most frequent ones
+//! - `edge/grpc/session`: the calls that a session stream takes
+//! - `edge/http`: routes, and the form of a body or a URL
+//!
+//! Calls that are answered with a stream are not in the table: `Watch`, `Observe`, `Heartbeat` and
+//! `Session`.
+
+use std::future::Future;
+
+use lowkey_api::{ApiError, v1};
+use lowkey_core::LeaseId;
+use prost::Message;
+
+use crate::operation::Answer;
+use crate::peers::proto;
+use crate::service::Service;
+
+/// A call, as the table declares it.
+pub trait Call: Message + Default {
+    /// What its caller gets.
+    type Response: Message + Default;
+    /// Its name in the metrics.
+    const NAME: &'static str;
+    /// Its name in the metrics if it may wait for its turn. Such a call may take any time.
+    const NAME_WAITING: &'static str;
+    /// True if it changes the state. If its outcome is unknown, doing it again is not harmless.
+    const CHANGES: bool;
+
+    /// What it is about.
+    fn place(&self) -> Place<'_>;
+
+    /// The id with which its caller can ask again (idempotent retry); empty if it has none.
+    fn request_id(&self) -> &str;
+
+    /// Where its id goes, if it may have one.
+    fn request_id_mut(&mut self) -> Option<&mut String>;
+
+    /// The lease whose grants it ends, all or a part of them; 0 if it ends nothing, or names the lease in
+    /// another way.
+    fn ended_lease(&self) -> u64;
+
+    /// Has the node behind the edge answer it.
+    fn answered_by(self, service: &Service) -> impl Future<Output = Result<Self::Response, ApiError>> + Send;
+}
+
+/// A call that nodes forward to the leader.
+pub(crate) trait Numbered {
+    /// Its number between nodes; never reused.
+    const NUMBER: u32;
+}
+
+/// What a call is about, as the caller wrote it: not yet checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// The lock, or the election, of this name.
+    Name(&'a str),
+    /// This lease.
+    Lease(LeaseId),
+    /// All locks whose names begin like this.
+    Prefix(&'a str),
+    /// Everything that exists once per cluster: the members, the log, all leases.
+    Root,
+}
+
+/// The table. For each call:
+///
+/// - its name, its request and its response
+/// - `node`: its `number` between nodes, which is never reused. It is absent if the leader is asked with
+///   another call or not at all. Then: whether it `changes` the state; its [`Place`], and the field that
+///   has it; the field with its request `id`; the field with the lease whose grants it `ends`
+/// - `grpc`: its method; `short` if it is called often enough to bypass tonic
+/// - `http`: its route, and an example. For POST that is a body, for GET the required parameters. For
+///   DELETE the path says it all
+/// - `session`: its name in `SessionCall` and `SessionAnswer`, if a session stream takes it
+macro_rules! calls {
+    ($then:ident) => {
+        $then! {
+            LockService {
+                // Makes a lease.
+                CreateLease(v1::CreateLeaseRequest) -> v1::CreateLeaseResponse {
+                    node: { number: 1, changes: true, place: Root, id: request_id }
+                    grpc: { create_lease short }
+                    http: { POST "/v1/lease" r#"{"ownerId":"worker-1","ttlSeconds":10}"# }
+                    session: { CreateLease }
+                }
+                // Starts a lease's time to live anew. On a session stream many renewals come at a time:
+                // RenewLeases.
+                RenewLease(v1::RenewLeaseRequest) -> v1::RenewLeaseResponse {
+                    node: { number: 2, changes: false, place: Lease(lease_id) }
+                    grpc: { renew_lease short }
+                    http: { POST "/v1/lease/renew" r#"{"leaseId":1}"# }
+                    session: {}
+                }
+                // Ends a lease and everything that hangs on it.
+                RevokeLease(v1::RevokeLeaseRequest) -> v1::RevokeLeaseResponse {
+                    node: { number: 3, changes: true, place: Lease(lease_id), id: request_id, ends: lease_id }
+                    grpc: { revoke_lease }
+                    http: { POST "/v1/lease/revoke" r#"{"leaseId":1,"ownerId":"worker-1"}"# }
+                    session: { RevokeLease }
+                }
+                // Tells what a lease holds and waits for.
+                GetLease(v1::GetLeaseRequest) -> v1::GetLeaseResponse {
+                    node: { number: 14, changes: false, place: Lease(lease_id) }
+                    grpc: { get_lease }
+                    http: { GET "/v1/lease" "lease_id=LEASE" }
+                    session: { GetLease }
+                }
+                // Lists the leases that exist.
+                ListLeases(v1::ListLeasesRequest) -> v1::ListLeasesResponse {
+                    node: { number: 15, changes: false, place: Root }
+                    grpc: { list_leases }
+                    http: { GET "/v1/leases" "" }
+                    session: {}
+                }
+                // Acquires a lock, if need be after a wait.
+                AcquireLock(v1::AcquireLockRequest) -> v1::AcquireLockResponse {
+                    node: { number: 4, changes: true, place: Name(lock_name), id: request_id }
+                    grpc: { acquire_lock short }
+                    http: {
+                        POST "/v1/lock/acquire"
+                        r#"{"lockName":"jobs/nightly","ownerId":"worker-1","leaseId":1}"#
+                    }
+                    session: { AcquireLock }
+                }
+                // Releases a lock.
+                ReleaseLock(v1::ReleaseLockRequest) -> v1::ReleaseLockResponse {
+                    node: { number: 5, changes: true, place: Name(lock_name), id: request_id, ends: lease_id }
+                    grpc: { release_lock short }
+                    http: {
+                        POST "/v1/lock/release"
+                        r#"{"lockName":"jobs/nightly","leaseId":1,"fencingToken":1}"#
+                    }
+                    session: { ReleaseLock }
+                }
+                // Tells who holds a lock and who waits for it.
+                GetLock(v1::GetLockRequest) -> v1::GetLockResponse {
+                    node: { number: 6, changes: false, place: Name(lock_name) }
+                    grpc: { get_lock }
+                    http: { GET "/v1/lock" "name=LOCK_NAME" }
+                    session: { GetLock }
+                }
+                // Lists the locks that are held or waited for.
+                ListLocks(v1::ListLocksRequest) -> v1::ListLocksResponse {
+                    node: { number: 8, changes: false, place: Prefix(prefix) }
+                    grpc: { list_locks }
+                    http: { GET "/v1/locks" "" }
+                    session: {}
+                }
+                // Tells whether a fencing token is a current one.
+                CheckToken(v1::CheckTokenRequest) -> v1::CheckTokenResponse {
+                    node: { number: 9, changes: false, place: Name(lock_name) }
+                    grpc: { check_token }
+                    http: { POST "/v1/lock/check" r#"{"lockName":"jobs/nightly","fencingToken":1}"# }
+                    session: {}
+                }
+                // Tells how this node sees the cluster.
+                GetStatus(v1::GetStatusRequest) -> v1::GetStatusResponse {
+                    node: { changes: false, place: Root }
+                    grpc: { get_status }
+                    http: { GET "/v1/status" "" }
+                    session: {}
+                }
+                // Registers a node.
+                AddPeer(v1::AddPeerRequest) -> v1::AddPeerResponse {
+                    node: { number: 7, changes: true, place: Root, id: request_id }
+                    grpc: { add_peer }
+                    http: { POST "/v1/cluster/peers" r#"{"nodeId":"node-2","raftAddress":"127.0.0.1:7001"}"# }
+                    session: {}
+                }
+                // Removes a node.
+                RemovePeer(v1::RemovePeerRequest) -> v1::RemovePeerResponse {
+                    node: { number: 12, changes: true, place: Root, id: request_id }
+                    grpc: { remove_peer }
+                    http: { DELETE "/v1/cluster/peers/{node_id}" "" }
+                    session: {}
+                }
+                // Transfers the lead to a node. Idempotent: asking again for what has happened is harmless.
+                TransferLeader(v1::TransferLeaderRequest) -> v1::TransferLeaderResponse {
+                    node: { number: 13, changes: false, place: Root, id: request_id }
+                    grpc: { transfer_leader }
+                    http: { POST "/v1/cluster/transfer" r#"{"nodeId":"node-2"}"# }
+                    session: {}
+                }
+            }
+            ElectionService {
+                // Stands for election, if need be waiting. The leader is asked with AcquireLock.
+                Campaign(v1::CampaignRequest) -> v1::CampaignResponse {
+                    node: { changes: true, place: Name(election), id: request_id }
+                    grpc: { campaign }
+                    http: {
+                        POST "/v1/election/campaign"
+                        r#"{"election":"scheduler","ownerId":"node-1","leaseId":1,"value":"10.0.0.1:80"}"#
+                    }
+                    session: {}
+                }
+                // Changes the leader's value.
+                Proclaim(v1::ProclaimRequest) -> v1::ProclaimResponse {
+                    node: { number: 10, changes: true, place: Name(election), id: request_id }
+                    grpc: { proclaim }
+                    http: {
+                        POST "/v1/election/proclaim"
+                        r#"{"election":"scheduler","ownerId":"node-1","leaseId":1,"value":"10.0.0.1:81"}"#
+                    }
+                    session: { Proclaim }
+                }
+                // Gives up the lead or the candidacy. The leader is asked with ReleaseLock.
+                Resign(v1::ResignRequest) -> v1::ResignResponse {
+                    node: { changes: true, place: Name(election), id: request_id, ends: lease_id }
+                    grpc: { resign }
+                    http: {
+                        POST "/v1/election/resign"
+                        r#"{"election":"scheduler","leaseId":1,"fencingToken":1}"#
+                    }
+                    session: {}
+                }
+                // Tells who leads the election. The leader of the cluster is asked with GetLock.
+                Leader(v1::LeaderRequest) -> v1::LeaderResponse {
+                    node: { changes: false, place: Name(election) }
+                    grpc: { leader }
+                    http: { GET "/v1/election/leader" "election=NAME" }
+                    session: {}
+                }
+            }
+            // Calls that no service has a method for.
+            Others {
+                // Renewals that came together on a session stream. For those that this node cannot settle
+                // alone, the leader is asked with RenewLease, one by one.
+                RenewLeases(v1::RenewLeases) -> v1::LeasesRenewed {
+                    node: { changes: false, place: Root }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+                // Between nodes: how far the log is committed. It is asked for a watch that must begin
+                // beyond what the asked node knows.
+                ReadRevision(proto::ReadRevisionRequest) -> proto::ReadRevisionResponse {
+                    node: { number: 11, changes: false, place: Root }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+            }
+        }
+    };
+}
+pub(crate) use calls;
+
+macro_rules! declare {
+    ($($_service:ident { $(
+        $Name:ident($Request:ty) -> $Response:ty {
+            node: {
+                $(number: $number:literal,)?
+                changes: $changes:literal,
+                place: $place:ident$(($field:ident))?
+                $(, id: $id:ident)?
+                $(, ends: $ended:ident)?
+            }
+            $($_dialects:tt)*
+        }
+    )* })*) => {
+        $($(
+            impl Call for $Request {
+                type Response = $Response;
+                const NAME: &'static str = stringify!($Name);
+                const NAME_WAITING: &'static str = concat!(stringify!($Name), "Waiting");
+                const CHANGES: bool = $changes;
+
+                fn place(&self) -> Place<'_> {
+                    place!($place $((self.$field))?)
+                }
+
+                fn request_id(&self) -> &str {
+                    request_id!(&self $($id)?).map_or("", String::as_str)
+                }
+
+                fn request_id_mut(&mut self) -> Option<&mut String> {
+                    request_id!(&mut self $($id)?)
+                }
+
+                fn ended_lease(&self) -> u64 {
+                    0 $(+ self.$ended)?
+                }
+
+                fn answered_by(
+                    self,
+                    service: &Service,
+                ) -> impl Future<Output = Result<$Response, ApiError>> + Send {
+                    answered_by!(self, service $(, $number)?)
+                }
+            }
+
+            $(
+                impl Numbered for $Request {
+                    const NUMBER: u32 = $number;
+                }
+            )?
+        )*)*
+    };
+}
+
+macro_rules! place {
+    (Root) => {
+        Place::Root
+    };
+    (Name($name:expr)) => {
+        Place::Name(&$name)
+    };
+    (Prefix($prefix:expr)) => {
+        Place::Prefix(&$prefix)
+    };
+    (Lease($lease:expr)) => {
+        Place::Lease(LeaseId($lease))
+    };
+}
+
+macro_rules! request_id {
+    (&mut $call:ident) => {
+        None
+    };
+    (&mut $call:ident $field:ident) => {
+        Some(&mut $call.$field)
+    };
+    (&$call:ident) => {
+        None
+    };
+    (&$call:ident $field:ident) => {
+        Some(&$call.$field)
+    };
+}
+
+macro_rules! answered_by {
+    ($call:ident, $service:ident, $number:literal) => {
+        $service.operate($call)
+    };
+    ($call:ident, $service:ident) => {
+        Answer::answer($call, $service)
+    };
+}
+
+calls!(declare);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_what_a_call_is_about() {
+        let acquire = v1::AcquireLockRequest { lock_name: "jobs".into(), lease_id: 7, ..Default::default() };
+        assert_eq!(acquire.place(), Place::Name("jobs"));
+        let campaign = v1::CampaignRequest { election: "jobs".into(), ..Default::default() };
+        assert_eq!(campaign.place(), Place::Name("jobs"));
+        assert_eq!(v1::RenewLeaseRequest { lease_id: 7, holds: None }.place(), Place::Lease(LeaseId(7)));
+        let list = v1::ListLocksRequest { prefix: "jobs/".into(), ..Default::default() };
+        assert_eq!(list.place(), Place::Prefix("jobs/"));
+        assert_eq!(proto::ReadRevisionRequest {}.place(), Place::Root);
+    }
+}
