@@ -357,6 +357,7 @@ impl Replica {
         if !self.standing.is(term, role) {
             self.standing = Standing::new(now, term, role);
             self.timing.begin(now);
+            self.contact.forget_what_was_taken();
             self.lose_certainty(now);
         }
         self.settle_transfer(now);

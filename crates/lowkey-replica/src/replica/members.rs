@@ -22,7 +22,7 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{MemberId, NodeName, mutants};
-use raft::StateRole;
+use raft::{ProgressState, StateRole};
 use raft::eraftpb::{self, ConfChangeTransition, ConfChangeType};
 
 use super::contact::ANSWERS_NANOS;
@@ -138,6 +138,23 @@ impl Replica {
         let answering = voters.iter().filter(|voter| self.answers(**voter)).count();
         let at_risk = answering * 2 <= voters.len() && !mutants::A_REMOVAL_MAY_COST_THE_QUORUM.is_active();
         at_risk.then_some(answering)
+    }
+
+    /// As a leader, at a tick: which members take entries.
+    pub(super) fn look_at_progress(&mut self, now: Nanos) {
+        let raft = &self.node.raft;
+        let last = raft.raft_log.last_index();
+        for (member, progress) in raft.prs().iter() {
+            // A snapshot is on its way to it, for as long as it takes.
+            let lacks_some = progress.matched < last && progress.state != ProgressState::Snapshot;
+            self.contact.has_taken(now, MemberId(*member), progress.matched, lacks_some);
+        }
+    }
+
+    /// True if a member answers and takes the entries that it lacks: what people are told.
+    pub(super) fn is_reachable(&self, member: MemberId) -> bool {
+        self.answers(member)
+            && (member == self.config.member || self.contact.takes_entries(member, self.timing.factor()))
     }
 
     /// As far as this leader can tell.

@@ -105,7 +105,7 @@ pub struct MemberStatus {
     pub node: Arc<NodeInfo>,
     /// It counts for the quorum.
     pub voter: bool,
-    /// As the leader sees it: entries that it lacks, and whether it answers. Nothing elsewhere.
+    /// As the leader sees it: entries that it lacks, and whether it answers and takes them. Nothing elsewhere.
     pub progress: Option<(u64, bool)>,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn status(replica: &Replica) -> Status {
             .prs()
             .get(member.0)
             .filter(|_| leads)
-            .map(|progress| (last.saturating_sub(progress.matched), replica.answers(member))),
+            .map(|progress| (last.saturating_sub(progress.matched), replica.is_reachable(member))),
     });
     Status {
         member: replica.config.member,

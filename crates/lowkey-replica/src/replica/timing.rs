@@ -176,6 +176,7 @@ impl Replica {
         if leads {
             let quorum_heard = self.quorum_heard();
             self.timing.adapt(now, gap_nanos, quorum_heard);
+            self.look_at_progress(now);
         }
         // `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced,
         // so that the same inputs always give the same elections.
