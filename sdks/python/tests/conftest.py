@@ -14,13 +14,13 @@ from nodes import Cluster, binary
 from lowkey import Client
 
 
-def _make(size: int) -> Cluster:
+def _make(size: int, is_proxied: bool = False) -> Cluster:
     if binary() is None:
         text = "no lowkey program: build it, or name it by LOWKEY_BIN"
         if os.environ.get("LOWKEY_REQUIRE_ALL") == "1":
             pytest.fail(text)
         pytest.skip(text)
-    return Cluster(size)
+    return Cluster(size, is_proxied)
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +35,14 @@ def node() -> Iterator[Cluster]:
 def own_node() -> Iterator[Cluster]:
     """One node for a test that does something to it."""
     cluster = _make(1)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def proxied() -> Iterator[Cluster]:
+    """One node behind a proxy that can hold answers back."""
+    cluster = _make(1, is_proxied=True)
     yield cluster
     cluster.close()
 

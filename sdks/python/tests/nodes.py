@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Callable
 
+from proxy import Proxy
+
 
 def binary() -> str | None:
     """Return the path of the node's program, or None if there is none."""
@@ -54,8 +56,11 @@ def free_ports(count: int) -> list[int]:
 class Node:
     """One node, as a process."""
 
-    def __init__(self, program: str, folder: Path, number: int, join: str | None) -> None:
+    def __init__(
+        self, program: str, folder: Path, number: int, join: str | None, proxy: Proxy | None
+    ) -> None:
         raft, self.grpc_port, self.http_port = free_ports(3)
+        self.proxy = proxy
         self.url = f"http://127.0.0.1:{self.http_port}"
         self.grpc_url = f"http://127.0.0.1:{self.grpc_port}"
         self.command = [program, "server", "--node-id", f"node-{number}"]
@@ -64,6 +69,9 @@ class Node:
         self.command += ["--raft-addr", f"127.0.0.1:{raft}"]
         self.command += ["--grpc-addr", f"127.0.0.1:{self.grpc_port}"]
         self.command += ["--http-addr", f"127.0.0.1:{self.http_port}", "--log", "warn"]
+        if proxy is not None:
+            proxy.port = self.http_port
+            self.command += ["--advertise-http-addr", proxy.url.removeprefix("http://")]
         self.log = folder / f"node{number}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -96,20 +104,26 @@ class Node:
 class Cluster:
     """Some nodes that belong together."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, is_proxied: bool = False) -> None:
         program = binary()
         assert program is not None
         self.folder = Path(tempfile.mkdtemp(prefix="lowkey-python-"))
         self.nodes: list[Node] = []
         for number in range(1, size + 1):
             join = f"127.0.0.1:{self.nodes[0].grpc_port}" if self.nodes else None
-            self.nodes.append(Node(program, self.folder, number, join))
+            proxy = Proxy() if is_proxied else None
+            self.nodes.append(Node(program, self.folder, number, join, proxy))
         until(lambda: self.leader() is not None, "a leader")
         until(lambda: self.status().get("clusterSize") == size, "all nodes vote")
 
     @property
     def urls(self) -> list[str]:
-        return [node.url for node in self.nodes]
+        return [node.url if node.proxy is None else node.proxy.url for node in self.nodes]
+
+    @property
+    def proxies(self) -> list[Proxy]:
+        """What stands between clients and nodes: clients are told no other address."""
+        return [node.proxy for node in self.nodes if node.proxy is not None]
 
     def status(self) -> dict[str, Any]:
         for node in self.nodes:
@@ -128,4 +142,6 @@ class Cluster:
     def close(self) -> None:
         for node in self.nodes:
             node.kill()
+        for proxy in self.proxies:
+            proxy.close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -11,8 +11,8 @@ import threading
 class Proxy:
     """Relays bytes, except as told."""
 
-    def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
-        self._port = port
+    def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
+        self.port = port
         self.context = context
         self._listener = socket.create_server(("127.0.0.1", 0))
         scheme = "http" if context is None else "https"
@@ -37,7 +37,7 @@ class Proxy:
         try:
             if self.context is not None:
                 client = self.context.wrap_socket(client, server_side=True)
-            node = socket.create_connection(("127.0.0.1", self._port))
+            node = socket.create_connection(("127.0.0.1", self.port))
         except OSError:
             client.close()
             return

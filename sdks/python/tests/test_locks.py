@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 from nodes import Cluster, until
@@ -15,6 +16,10 @@ from lowkey import Client, InvalidArgument, LockHeld, LockLost, LossCause, WaitT
 
 def holders(client: Client, name: str) -> int:
     return len(client.get_lock(name).holders)
+
+
+def waits(client: Client, name: str, count: int) -> bool:
+    return client.get_lock(name).waiter_count == count
 
 
 def test_one_line_gives_a_lock_and_gives_it_back(node: Cluster, client: Client) -> None:
@@ -74,8 +79,7 @@ def test_a_wait_outlives_the_time_of_a_single_request(client: Client) -> None:
         for number, session in enumerate((two, three), 1):
             threads.append(threading.Thread(target=wait, args=(session, number)))
             threads[-1].start()
-            expected = number
-            until(lambda n=expected: client.get_lock("locks/long").waiter_count == n, "it waits")
+            until(partial(waits, client, "locks/long", number), "it waits")
         before = time.monotonic()
         while time.monotonic() - before < 6:
             assert client.get_lock("locks/long").waiter_count == 2

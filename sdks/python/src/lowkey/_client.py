@@ -15,7 +15,7 @@ from lowkey._belief import LossCause
 from lowkey._core import Config, Core, Wish
 from lowkey._election import Election
 from lowkey._engine import Operation
-from lowkey._presence import Grant, Presence, Signal
+from lowkey._presence import Grant, Listener, Presence
 from lowkey._views import LockView
 from lowkey._watch import Event, Holder, LeaderEvent, WatchCore
 from lowkey.errors import LockHeld, LockLost, LowkeyError, Unavailable, WaitTimeout
@@ -197,18 +197,11 @@ def _later(core: Core, drop: Callable[[T], None]) -> Callable[[T], None]:
     return lambda outcome: core.engine.soon(lambda: drop(outcome))
 
 
-class _Losable:
-    """What sessions and guards have in common: they can be lost."""
-
-    _core: Core
-    _signal: Signal
-
-    def _listen(self, callback: Callable[[LossCause], Any]) -> None:
-        engine = self._core.engine
-        self._signal.listen(lambda cause: engine.call_back(lambda: callback(cause)))
+def _on_callback_thread(core: Core, callback: Callable[[LossCause], Any]) -> Listener:
+    return lambda cause: core.engine.call_back(lambda: callback(cause))
 
 
-class Session(_Losable):
+class Session:
     """A presence: a lease that is renewed until the session is closed. Threads may share it.
 
     Locks hang on it and end with it.
@@ -291,7 +284,7 @@ class Session(_Losable):
 
     def on_lost(self, callback: Callable[[LossCause], Any]) -> None:
         """Call this when the session is lost, on a thread for callbacks; not when it is closed."""
-        self._listen(callback)
+        self._signal.listen(_on_callback_thread(self._core, callback))
 
     def wait_lost(self, timeout: float | None = None) -> LossCause | None:
         """Wait until the session is lost. Return the cause; None if it is not, or was closed."""
@@ -329,7 +322,7 @@ class Session(_Losable):
         return f"Session(lease_id={self.lease_id}, held={self.held})"
 
 
-class Guard(_Losable):
+class Guard:
     """A lock that is held, until it is released or lost. Threads may share it.
 
     Check `held` (or call `check`) before every step that matters, and send `token` along with every
@@ -343,7 +336,8 @@ class Guard(_Losable):
         self._grant = grant
         self._signal = grant.signal
         self._is_released = False
-        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._lock = threading.RLock()
 
     @property
     def name(self) -> str:
@@ -397,7 +391,13 @@ class Guard(_Losable):
         It is called within 200 ms of the loss, without any answer from the network. Callbacks run
         one after the other: keep them short.
         """
-        self._listen(lambda cause: None if self._is_released else callback(cause))
+        self._listen(_on_callback_thread(self._core, callback))
+
+    def _listen(self, listener: Listener) -> None:
+        with self._lock:
+            if not self._is_released:
+                self._listeners.append(listener)
+                self._signal.listen(listener)
 
     def wait_lost(self, timeout: float | None = None) -> LossCause | None:
         """Wait until the lock is lost. Return the cause; None if it is held, or was released."""
@@ -429,6 +429,9 @@ class Guard(_Losable):
             if self._is_released:
                 return False
             self._is_released = True
+            # The grant may go on for others that share it. A loss that was told is told to all.
+            for listener in self._listeners:
+                self._signal.forget(listener)
             return True
 
     def __enter__(self) -> Guard:

@@ -30,7 +30,7 @@ from lowkey import _client, _views
 from lowkey._belief import LossCause
 from lowkey._core import Core, Wish
 from lowkey._engine import Operation
-from lowkey._presence import Signal
+from lowkey._presence import Listener
 from lowkey._retry import Backoff
 from lowkey._views import LockView
 from lowkey._watch import Event, Holder, LeaderEvent, WatchCore
@@ -219,15 +219,15 @@ class Client:
         return f"aio.Client(owner={self.owner!r})"
 
 
-def _listen_here(signal: Signal, callback: Callable[[LossCause], Any]) -> None:
-    """Call this on the caller's own loop."""
+def _on_this_loop(callback: Callable[[LossCause], Any]) -> Listener:
+    """Return what calls this on the caller's own loop."""
     loop = asyncio.get_running_loop()
 
     def tell(cause: LossCause) -> None:
         with contextlib.suppress(RuntimeError):  # that loop has ended
             loop.call_soon_threadsafe(callback, cause)
 
-    signal.listen(tell)
+    return tell
 
 
 class Session:
@@ -292,7 +292,7 @@ class Session:
 
     def on_lost(self, callback: Callable[[LossCause], Any]) -> None:
         """Call this on the running loop when the session is lost; not when it is closed."""
-        _listen_here(self._blocking._signal, callback)
+        self._blocking._signal.listen(_on_this_loop(callback))
 
     async def close(self) -> None:
         """End the session: everything that it holds is released. Belief ends first."""
@@ -366,13 +366,7 @@ class Guard:
 
     def on_lost(self, callback: Callable[[LossCause], Any]) -> None:
         """Call this on the running loop when the lock is lost; not when you release it."""
-        guard = self._blocking
-
-        def tell(cause: LossCause) -> None:
-            if not guard._is_released:
-                callback(cause)
-
-        _listen_here(guard._signal, tell)
+        self._blocking._listen(_on_this_loop(callback))
 
     async def lost(self) -> LossCause:
         """Wait until the lock is lost, and return the cause."""
