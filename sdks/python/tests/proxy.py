@@ -67,11 +67,15 @@ class Proxy:
         _end(client)
         _end(node)
 
+    def cut(self) -> None:
+        """End all connections."""
+        for sock in list(self._open):
+            _end(sock)
+
     def close(self) -> None:
         self._listener.close()
         self.answers_pass.set()
-        for sock in self._open:
-            _end(sock)
+        self.cut()
 
     def __enter__(self) -> Proxy:
         return self

@@ -146,9 +146,12 @@ def test_a_leader_changes_its_value_and_hands_over(client: Client) -> None:
     assert leader is not None
     assert leader.value == "changed"
     second_leads = threading.Event()
-    second = client.elect("watch/values", value="v2").start(
-        lambda leadership: (second_leads.set(), leadership.wait())
-    )
+
+    def lead_second(leadership: lowkey.Leadership) -> None:
+        second_leads.set()
+        leadership.wait()
+
+    second = client.elect("watch/values", value="v2").start(lead_second)
     until(lambda: client.get_lock("watch/values").waiter_count == 1, "the second stands")
     first.stop()
     assert second_leads.wait(10)

@@ -195,7 +195,7 @@ class Link:
                 answer = await self.once(endpoint, call, min(patience, left_ns / SECOND))
             except NotSent as problem:
                 self.directory.failed(endpoint)
-                pause = attempt.not_sent(str(problem))
+                pause = attempt.not_sent(str(problem), is_last=now_ns() >= deadline_ns)
             except NoAnswer as problem:
                 silent = now_ns() - sent_ns >= int(patience * 0.9 * SECOND)
                 if wait_until_ns is None or not silent:
@@ -419,8 +419,10 @@ class _Attempts:
         self._in_doubt = False
         self._problem: LowkeyError | None = None
 
-    def not_sent(self, problem: str) -> float:
-        self._problem = Unavailable(problem, False)
+    def not_sent(self, problem: str, is_last: bool = False) -> float:
+        # A connection that the end of the time cut short says less than what was seen before.
+        if not is_last or self._problem is None:
+            self._problem = Unavailable(problem, False)
         return self._backoff.pause()
 
     def no_answer(self, problem: str) -> float:
