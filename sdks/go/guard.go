@@ -170,6 +170,9 @@ func newGuard(ctx context.Context, held *grant) *Guard {
 	return g
 }
 
+// Client is the client that holds the lock.
+func (g *Guard) Client() *Client { return g.grant.session.client }
+
 // Name is the lock's name.
 func (g *Guard) Name() string { return g.grant.name }
 
@@ -178,6 +181,9 @@ func (g *Guard) Name() string { return g.grant.name }
 // The service never gives a token above the largest int64, so int64(guard.Token()) is the same number for a signed
 // column of a database.
 func (g *Guard) Token() uint64 { return g.grant.token }
+
+// Shared tells whether the lock is held in shared mode.
+func (g *Guard) Shared() bool { return g.grant.way.mode == lowkeypb.Mode_SHARED }
 
 // LeaseID is the lease that holds the lock.
 func (g *Guard) LeaseID() uint64 { return g.grant.session.LeaseID() }

@@ -124,6 +124,9 @@ func revocation(leaseID uint64, owner string) *lowkeypb.SessionCall {
 	return &lowkeypb.SessionCall{Call: &lowkeypb.SessionCall_RevokeLease{RevokeLease: revoke}}
 }
 
+// Client is the client that made the session.
+func (s *Session) Client() *Client { return s.client }
+
 // LeaseID is the number of the session's lease.
 func (s *Session) LeaseID() uint64 { return s.presence.leaseID }
 

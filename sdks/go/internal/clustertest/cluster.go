@@ -5,13 +5,16 @@
 package clustertest
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,11 +53,14 @@ func Skip(t testing.TB, why string) {
 
 // Cluster is some nodes, each a process of its own.
 type Cluster struct {
-	Nodes []*Node
+	Nodes  []*Node
+	binary string
+	folder string
 }
 
 // Node is one process.
 type Node struct {
+	Name string
 	// GRPC and HTTP are its addresses, as HOST:PORT.
 	GRPC, HTTP string
 	t          testing.TB
@@ -65,29 +71,83 @@ type Node struct {
 	exited     chan struct{}
 }
 
-// Start starts a cluster, and waits until all nodes are ready. It ends with the test.
+// Start starts a cluster, and waits until all nodes vote. It ends with the test.
 func Start(t testing.TB, size int) *Cluster {
 	t.Helper()
-	binary := Binary(t)
-	folder := t.TempDir()
-	cluster := &Cluster{}
-	for number := 1; number <= size; number++ {
-		node := newNode(t, binary, folder, number)
-		if number == 1 {
-			node.arguments = append(node.arguments, "--bootstrap")
-		} else {
-			node.arguments = append(node.arguments, "--join", cluster.Nodes[0].GRPC)
-		}
-		cluster.Nodes = append(cluster.Nodes, node)
-		node.Run()
-		node.waitUntilReady()
+	cluster := &Cluster{binary: Binary(t), folder: t.TempDir()}
+	for range size {
+		cluster.Join(t)
 	}
 	return cluster
 }
 
+// Join adds a node, and waits until it votes.
+func (c *Cluster) Join(t testing.TB) {
+	t.Helper()
+	node := newNode(t, c.binary, c.folder, len(c.Nodes)+1)
+	if len(c.Nodes) == 0 {
+		node.arguments = append(node.arguments, "--bootstrap")
+	} else {
+		node.arguments = append(node.arguments, "--join", c.Nodes[0].GRPC)
+	}
+	c.Nodes = append(c.Nodes, node)
+	node.RunAgain()
+	WaitFor(t, "all nodes to vote", func() bool {
+		var status struct {
+			Members []struct{ Voter bool }
+		}
+		if !node.ask(http.MethodGet, "/v1/status", nil, &status) {
+			return false
+		}
+		voters := 0
+		for _, member := range status.Members {
+			if member.Voter {
+				voters++
+			}
+		}
+		return voters == len(c.Nodes)
+	})
+}
+
+// Lead has a node take over the lead.
+func (n *Node) Lead(t testing.TB) {
+	t.Helper()
+	WaitFor(t, "the node to lead", func() bool {
+		return n.ask(http.MethodPost, "/v1/cluster/transfer", map[string]string{"node_id": n.Name}, nil)
+	})
+}
+
+// ask makes a call over HTTP. It tells whether it was answered well.
+func (n *Node) ask(method, path string, body, into any) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	var text bytes.Buffer
+	if body != nil {
+		if err := json.NewEncoder(&text).Encode(body); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://"+n.HTTP+path, &text)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return false
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return false
+	}
+	return into == nil || json.NewDecoder(answer.Body).Decode(into) == nil
+}
+
 func newNode(t testing.TB, binary, folder string, number int) *Node {
 	name := fmt.Sprintf("node-%d", number)
-	node := &Node{t: t, binary: binary, GRPC: freeAddress(t), HTTP: freeAddress(t), log: filepath.Join(folder, name+".log")}
+	node := &Node{
+		Name: name, t: t, binary: binary, GRPC: freeAddress(t), HTTP: freeAddress(t),
+		log: filepath.Join(folder, name+".log"),
+	}
 	node.arguments = []string{
 		"server", "--node-id", name, "--data-dir", filepath.Join(folder, name),
 		"--raft-addr", freeAddress(t), "--grpc-addr", node.GRPC, "--http-addr", node.HTTP,
@@ -128,8 +188,14 @@ func (c *Cluster) At(endpoint string) *Node {
 // Endpoint is its URL for gRPC.
 func (n *Node) Endpoint() string { return "http://" + n.GRPC }
 
-// Run starts the process, after Kill also again.
-func (n *Node) Run() {
+// RunAgain starts the process, also after Kill, and waits until it is ready.
+func (n *Node) RunAgain() {
+	n.t.Helper()
+	n.run()
+	n.waitUntilReady()
+}
+
+func (n *Node) run() {
 	n.t.Helper()
 	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -164,18 +230,7 @@ func withoutLowkey(environment []string) []string {
 func (n *Node) waitUntilReady() {
 	n.t.Helper()
 	WaitFor(n.t, "the node to be ready; its log is in "+n.log, func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.HTTP+"/readyz", nil)
-		if err != nil {
-			return false
-		}
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return false
-		}
-		_ = answer.Body.Close()
-		return answer.StatusCode == http.StatusOK
+		return n.ask(http.MethodGet, "/readyz", nil, nil)
 	})
 }
 
@@ -199,6 +254,21 @@ func (n *Node) signal(signal syscall.Signal) {
 	if err := n.process.Process.Signal(signal); err != nil {
 		n.t.Fatal(err)
 	}
+}
+
+// Rounds is how often a test does the same: as often as the environment variable LOWKEY_ROUNDS says. Then it is a
+// measurement as well, on a machine that has nothing else to do.
+func Rounds(t testing.TB, otherwise int) (count int, isMeasured bool) {
+	t.Helper()
+	text := os.Getenv("LOWKEY_ROUNDS")
+	if text == "" {
+		return otherwise, false
+	}
+	count, err := strconv.Atoi(text)
+	if err != nil || count < 1 {
+		t.Fatalf("LOWKEY_ROUNDS is %q, and must be a number from 1", text)
+	}
+	return count, true
 }
 
 // WaitFor waits until something is so.
