@@ -159,15 +159,18 @@ func (c *Client) connected(ctx context.Context) (linkNow, error) {
 		if now.isHopeless {
 			return now, now.problem
 		}
+		// When the link ends, it leaves its connection first.
 		select {
 		case <-changed:
 		case <-c.link.ended:
 			return now, closedError()
 		case <-ctx.Done():
+			late := unavailable("no node has answered yet", false)
 			if now.problem != nil {
-				return now, now.problem
+				*late = *now.problem
 			}
-			return now, unavailable("no node answered before "+ctx.Err().Error(), false)
+			late.cause = ctx.Err()
+			return now, late
 		}
 	}
 }
@@ -252,8 +255,10 @@ func (c *Client) Close() error {
 
 // single makes a single call that changes nothing, at the node that the link is connected to, and asks again until
 // the time is up.
-func single[A any](ctx context.Context, c *Client, ask func(context.Context, *grpc.ClientConn, ...grpc.CallOption) (A, error)) (A, error) {
-	ctx, stop := context.WithTimeout(ctx, c.callTimeout)
+func single[A any](
+	caller context.Context, c *Client, ask func(context.Context, *grpc.ClientConn, ...grpc.CallOption) (A, error),
+) (A, error) {
+	ctx, stop := context.WithTimeout(caller, c.callTimeout)
 	defer stop()
 	var none A
 	var pauses backoff
@@ -273,16 +278,17 @@ func single[A any](ctx context.Context, c *Client, ask func(context.Context, *gr
 			err = fromStatus(err, false)
 		}
 		problem, ok := err.(*Error)
-		if !ok || !problem.isTemporary() && problem.kind != ErrUnavailable || problem.Reason == reasonNoSuchRoute {
+		switch {
+		case caller.Err() != nil:
+			return none, cancelled(caller, false)
+		case !ok || isForGood(problem) || problem.Reason == reasonNoSuchRoute:
 			return none, err
-		}
-		if last == nil || ctx.Err() == nil {
+		case last == nil || ctx.Err() == nil:
 			last = problem
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, pauses.pause(problem.RetryAfter)) && caller.Err() == nil {
+			// What went wrong says more than that the time is up.
 			return none, last
-		case <-time.After(pauses.pause(problem.RetryAfter)):
 		}
 	}
 }

@@ -137,7 +137,7 @@ func (d directory) verdict(spare *stream, problems []*Error) (*stream, *failed) 
 	worst := problems[0]
 	isHopeless := !d.hasMet
 	for _, problem := range problems {
-		isForGood := problem.Reason == reasonNoSuchRoute || problem.kind == ErrWrongCluster || problem.kind == ErrDenied
+		isForGood := problem.Reason == reasonNoSuchRoute || errors.Is(problem, ErrWrongCluster) || errors.Is(problem, ErrDenied)
 		isHopeless = isHopeless && isForGood
 		// Of several problems a person should hear of one that will not go away by itself.
 		if isForGood {

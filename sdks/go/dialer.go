@@ -68,10 +68,6 @@ func likeEndpoint(endpoint, address string) string {
 	return scheme + "://" + address
 }
 
-func isDenied(code codes.Code) bool {
-	return code == codes.Unauthenticated || code == codes.PermissionDenied
-}
-
 // fromTransport is the error of a status that the service did not give.
 func fromTransport(known *status.Status, isSent bool) *Error {
 	problem := unavailable(known.Message(), isSent)
@@ -79,7 +75,7 @@ func fromTransport(known *status.Status, isSent bool) *Error {
 	case known.Code() == codes.Unimplemented:
 		problem.Message = "a gRPC server, but none of lowkey: is it the gRPC port of a node? that is 9000 by default"
 		problem.Reason = reasonNoSuchRoute
-	case isDenied(known.Code()):
+	case known.Code() == codes.Unauthenticated || known.Code() == codes.PermissionDenied:
 		problem.kind = ErrDenied
 	case known.Code() == codes.DeadlineExceeded:
 		problem.Message = "does not answer"

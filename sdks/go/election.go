@@ -50,7 +50,7 @@ func (l *Lead) Resign() error { return l.Release() }
 //   - If the work returns while it still leads, the lead is given up, and Elect returns what the work returned.
 //   - If the lead was lost meanwhile, what the work returned does not count: Elect stands again. If the session was
 //     lost, it makes a new one with the same time to live.
-//   - If ctx ends, Elect resigns and returns the error of ctx.
+//   - If ctx ends, Elect resigns and returns the error of ctx. If the session is closed, it returns that it is lost.
 //
 // The work must return soon after its context has ended: until then Elect does not stand again. Errors that asking
 // again can mend do not end Elect.
@@ -70,6 +70,8 @@ func (s *Session) Elect(ctx context.Context, election, value string, work func(c
 			if isOver, err = session.term(ctx, election, value, work); isOver {
 				return err
 			}
+		} else if s.presence.lossCause() == Closed {
+			return err
 		} else {
 			err = s.renewFor(ctx, &session)
 		}

@@ -116,6 +116,8 @@ func (e *Error) Is(target error) bool {
 		return isNotHeld(e.Reason)
 	case ErrInvalid:
 		return isInvalid(e.Reason)
+	case ErrDenied:
+		return e.Reason == reasonNoProof || e.Reason == reasonNotPermitted
 	default:
 		return false
 	}
@@ -258,11 +260,7 @@ func fromStatus(err error, isSent bool) *Error {
 	if info == nil {
 		return fromTransport(known, isSent)
 	}
-	refused := refusal(info.GetReason(), known.Message(), info.GetMetadata(), retryAfter)
-	if isDenied(known.Code()) && refused.Reason != reasonNotOwner {
-		refused.kind = ErrDenied
-	}
-	return refused
+	return refusal(info.GetReason(), known.Message(), info.GetMetadata(), retryAfter)
 }
 
 // LossCause is why a session or a lock was lost.

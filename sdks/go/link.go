@@ -211,6 +211,7 @@ func (l *link) run() {
 		l.keepTime()
 		if l.isClosing && len(l.pending.calls) == 0 && !l.isConnecting && !l.isChecking && l.mailbox.closeIfEmpty() {
 			l.stream.close()
+			l.state.change(func(now *linkNow) { now.connection = nil })
 			return
 		}
 	}

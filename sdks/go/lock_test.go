@@ -3,6 +3,7 @@ package lowkey_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
@@ -232,5 +233,66 @@ func TestBadInputIsToldInWords(t *testing.T) {
 	}
 	if err := client.ForceRelease(t.Context(), "a", 1, 0); !errors.Is(err, lowkey.ErrInvalid) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestACloseLeavesNothingBehind(t *testing.T) {
+	cluster := clustertest.Start(t, 1)
+	before := runtime.NumGoroutine()
+	client := dial(t, cluster.Endpoints())
+	s := session(t, client, 10*time.Second)
+	guard := lock(t, s, "left-behind")
+	watch, err := client.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if guard.Held() || s.Err() == nil {
+		t.Fatal("held after the end")
+	}
+	if _, err := watch.Next(); !errors.Is(err, lowkey.ErrClosed) {
+		t.Errorf("watch: %v", err)
+	}
+	if _, err := client.Session(t.Context()); !errors.Is(err, lowkey.ErrClosed) {
+		t.Errorf("session: %v", err)
+	}
+	if _, err := client.Get(t.Context(), "left-behind"); !errors.Is(err, lowkey.ErrClosed) {
+		t.Errorf("get: %v", err)
+	}
+	if _, _, err := client.List(t.Context(), ""); !errors.Is(err, lowkey.ErrClosed) {
+		t.Errorf("list: %v", err)
+	}
+	if err := client.Close(); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+	clustertest.WaitFor(t, "all goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+	state, err := dial(t, cluster.Endpoints()).Get(t.Context(), "left-behind")
+	if err != nil || len(state.Holders) != 0 {
+		t.Fatalf("%+v %v", state, err)
+	}
+}
+
+func TestACallThatEndsWithItsContextSaysSo(t *testing.T) {
+	cluster := clustertest.Start(t, 1)
+	client := dial(t, cluster.Endpoints())
+	s := session(t, client, 30*time.Second)
+	cluster.Nodes[0].Pause()
+	defer cluster.Nodes[0].Resume()
+	why := errors.New("the user went away")
+	for name, call := range map[string]func(context.Context) error{
+		"session": func(ctx context.Context) error { _, err := client.Session(ctx); return err },
+		"lock":    func(ctx context.Context) error { _, err := s.Lock(ctx, "a"); return err },
+		"get":     func(ctx context.Context) error { _, err := client.Get(ctx, "a"); return err },
+		"list":    func(ctx context.Context) error { _, _, err := client.List(ctx, ""); return err },
+		"watch":   func(ctx context.Context) error { _, err := client.Watch(ctx); return err },
+		"observe": func(ctx context.Context) error { _, err := client.Observe(ctx, "a"); return err },
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(100*time.Millisecond, func() { cancel(why) })
+		if err := call(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

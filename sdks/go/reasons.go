@@ -33,6 +33,8 @@ const (
 	reasonLimitStreams  = "LIMIT_STREAMS"
 	reasonLimitMemory   = "LIMIT_MEMORY"
 	reasonNoSuchRoute   = "NO_SUCH_ROUTE"
+	reasonNoProof       = "UNAUTHENTICATED"
+	reasonNotPermitted  = "PERMISSION_DENIED"
 	reasonInternal      = "INTERNAL"
 )
 
@@ -52,6 +54,8 @@ var reasons = map[string]next{
 	reasonLimitMemory:   retry,
 	"LIMIT_CONNECTIONS": retry,
 	"LIMIT_DISK":        retry,
+	"LIMIT_LOGINS":      retry,
+	"ACCESS_UNKNOWN":    retry,
 	reasonInternal:      unknown,
 }
 
@@ -63,6 +67,8 @@ var finalReasons = map[string]bool{
 	reasonNotOwner: true, reasonCompacted: true, "LIMIT_LEASES": true, "LIMIT_MEMBERS": true,
 	"LIMIT_LOCKS_PER_LEASE": true, "LIMIT_WAITERS": true, "UNKNOWN_FIELD": true, "FOREIGN_ORIGIN": true,
 	"FOREIGN_HOST": true, reasonNoSuchRoute: true, "METHOD_NOT_ALLOWED": true, "BODY_TOO_LARGE": true,
+	reasonNoProof: true, reasonNotPermitted: true, "PRINCIPAL_NOT_FOUND": true, "ACCESS_TOKEN_NOT_FOUND": true,
+	"PROOF_TAKEN": true, "ADMIN_NEEDED": true, "LIMIT_ACCESS": true,
 }
 
 // nextAfter tells what to do after a refusal. A newer node may have reasons that are not in the table: all that
