@@ -147,11 +147,15 @@ export class Client implements AsyncDisposable {
     const ttlSeconds = ttlSecondsOf(options.ttlMs);
     const body = { owner_id: this.owner, ttl_seconds: Number(ttlSeconds), request_id: requestId() };
     // R6: validity counts from before the first send; retries keep this time.
-    const firstSent = nowNanos();
+    let firstSent: bigint | undefined;
+    const begin = (): void => {
+      firstSent ??= nowNanos();
+    };
     try {
-      const answer = new Reader(await this.#inner.change("/v1/lease", body, signal));
+      const answer = new Reader(await this.#inner.change("/v1/lease", body, signal, begin));
       signal?.throwIfAborted();
-      const presence = new Presence(answer.required("leaseId"), ttlSeconds, validUntil(firstSent, ttlSeconds));
+      const until = validUntil(firstSent ?? 0n, ttlSeconds);
+      const presence = new Presence(answer.required("leaseId"), ttlSeconds, until);
       const session = new Session(this.#inner, presence);
       this.#sessions.add(session);
       session.signal.addEventListener("abort", () => this.#sessions.delete(session), { once: true });

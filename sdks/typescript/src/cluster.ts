@@ -7,6 +7,7 @@
  * - Which endpoint is asked is decided when a call begins, not when it got in line: a node that hangs holds up
  *   those who asked it, and nobody else.
  */
+import { setMaxListeners } from "node:events";
 import type { IncomingMessage } from "node:http";
 import type { Credentials } from "./credentials.js";
 import { InvalidArgumentError, type LowkeyError, WrongClusterError } from "./errors.js";
@@ -82,6 +83,7 @@ export class Cluster {
     this.#endpoints = endpoints.map((endpoint) => new Endpoint(parseEndpoint(endpoint), credentials));
     this.#credentials = credentials;
     this.#clusterId = clusterId;
+    setMaxListeners(0, this.#ended.signal);
   }
 
   /** The cluster's id, once a node has answered. */

@@ -1,4 +1,5 @@
 /** What all sessions of a client share: the cluster, the keeper, and calls that go on in the background. */
+import { setMaxListeners } from "node:events";
 import { nowNanos } from "./clock.js";
 import type { Cluster, Fields } from "./cluster.js";
 import { LowkeyError } from "./errors.js";
@@ -23,12 +24,21 @@ export class Inner {
     this.keeper = keeper;
     this.owner = owner;
     this.callTimeoutMs = callTimeoutMs;
+    // As many listeners as there are calls under way.
+    setMaxListeners(0, this.#ended.signal);
   }
 
-  /** A call that changes something, whose answer its caller waits for. */
-  change(path: string, body: Fields, signal?: AbortSignal): Promise<Fields> {
+  /**
+   * A call that changes something, whose answer its caller waits for. `begin` is called right before each copy is
+   * sent, and not while the call is in line.
+   */
+  change(path: string, fields: Fields, signal?: AbortSignal, begin?: () => void): Promise<Fields> {
     const timeMs = this.callTimeoutMs;
-    return this.cluster.call({ method: "POST", path, body: () => body, changesSomething: true, timeMs, signal });
+    const body = (): Fields => {
+      begin?.();
+      return fields;
+    };
+    return this.cluster.call({ method: "POST", path, body, changesSomething: true, timeMs, signal });
   }
 
   /** A call that changes nothing. */

@@ -1,4 +1,5 @@
 /** What is known of one lease, shared by its session, its guards and the keeper. */
+import { setMaxListeners } from "node:events";
 import { Beliefs } from "./beliefs.js";
 import { nowNanos } from "./clock.js";
 import { Doors } from "./door.js";
@@ -37,6 +38,8 @@ export class Presence {
   isBeingRead = false;
 
   constructor(leaseId: bigint, ttlSeconds: bigint, untilNanos: bigint) {
+    // As many listeners as there are calls under way, and those of users.
+    setMaxListeners(0, this.#controller.signal);
     this.leaseId = leaseId;
     this.ttlNanos = ttlSeconds * 1_000_000_000n;
     this.validity = new Validity(untilNanos, ttlSeconds);
