@@ -11,7 +11,7 @@ import {
   SessionLostError,
   WaitTimeoutError,
 } from "./errors.js";
-import { type Believer, Grant } from "./grant.js";
+import { Grant } from "./grant.js";
 import type { Inner } from "./inner.js";
 import type { Presence } from "./presence.js";
 import { requestId } from "./random.js";
@@ -51,7 +51,7 @@ export interface LockOptions extends TryLockOptions {
  * Guards of one session that hold one name in shared mode share one grant and its token. The grant is released
  * with the last of them.
  */
-export class LockGuard implements AsyncDisposable, Believer {
+export class LockGuard implements AsyncDisposable {
   /** @internal */
   protected readonly grant: Grant;
   readonly #controller = new AbortController();

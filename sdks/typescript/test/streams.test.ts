@@ -94,11 +94,11 @@ describe("watches and elections", NODES, () => {
     });
     const first = (await observer.next()).value?.leader;
     assert.deepEqual([first?.owner, first?.value], ["one", "http://10.0.0.1:4000"]);
-    await terms[0]?.proclaim("http://10.0.0.1:4001");
+    const former = await eventually("there is a first term", () => terms[0]);
+    await former.proclaim("http://10.0.0.1:4001");
     assert.equal((await observer.next()).value?.leader?.value, "http://10.0.0.1:4001");
-    await client.revokeLease(terms[0]?.leaseId ?? 0n, "one");
-    await eventually("there is a second term", () => terms[1]);
-    const [former, present] = terms as [Leadership, Leadership];
+    await client.revokeLease(former.leaseId, "one");
+    const present = await eventually("there is a second term", () => terms[1]);
     assert.equal(former.lossCause, "gone");
     assert.notEqual(present.leaseId, former.leaseId);
     assert.ok(present.token > former.token);
