@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// What documents name and this repository does not have.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("AbortSignal", "a class of JavaScript"),
     ("Allow", "a header of HTTP"),
     ("CLOCK_BOOTTIME", "a clock of Linux"),
     ("LimitNOFILE", "a setting of systemd"),
@@ -202,7 +203,8 @@ impl Repository {
         let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         for path in entries.map(|entry| entry.expect("the directory can be listed").path()) {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name.starts_with('.') || (folder == root && matches!(name, "target" | "data")) {
+            let is_foreign = name == "node_modules" || (folder == root && matches!(name, "target" | "data"));
+            if name.starts_with('.') || is_foreign {
                 continue;
             }
             if path.is_dir() {
@@ -224,7 +226,7 @@ impl Repository {
             "md" => {
                 self.documents.insert(path.to_owned(), text.to_owned());
             }
-            "rs" | "proto" | "toml" | "json" | "txt" | "justfile" => {
+            "rs" | "proto" | "toml" | "json" | "txt" | "justfile" | "ts" => {
                 let code = Code::read(text, &mut self.defined);
                 self.code.insert(path.to_owned(), code);
             }
@@ -342,12 +344,14 @@ impl Code {
                 defined.extend(words.iter().map(|word| (*word).to_owned()));
                 is_use = !line.contains(';');
             }
-            // `impl Trait for Type`, `impl<T> Type<T>`, `struct Type`, `message Type`.
+            // `impl Trait for Type`, `impl<T> Type<T>`, `struct Type`, `message Type`, `class Type`.
             const DEFINING: &[&str] = &[
+                "class",
                 "const",
                 "enum",
                 "fn",
                 "impl",
+                "interface",
                 "macro_rules",
                 "message",
                 "mod",
