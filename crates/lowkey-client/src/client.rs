@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tonic::transport::Channel;
 
 use crate::clock::now_nanos;
+use crate::elect::Elect;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::keeper::{Keeper, Presence};
@@ -228,6 +229,11 @@ impl Client {
         let presence = Presence::new(made.lease_id, made.ttl_seconds, until);
         made.revoke = None;
         Ok(Session::new(Arc::clone(&self.inner), presence))
+    }
+
+    /// A candidate of an election that stands again whenever it lost.
+    pub fn elect(&self, name: impl Into<String>) -> Elect {
+        Elect::new(self.clone(), name.into())
     }
 
     /// Ends all sessions of this client and of its clones. Waits until the service has heard of that, and

@@ -42,10 +42,12 @@
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
 mod beliefs;
+pub mod blocking;
 mod client;
 mod clock;
 mod detached;
 mod door;
+mod elect;
 mod election;
 mod engine;
 mod error;
@@ -54,8 +56,11 @@ mod keeper;
 mod leases;
 mod link;
 mod lock;
+mod lock_all;
 mod members;
 mod random;
+#[cfg(feature = "serde")]
+mod serialized;
 mod session;
 mod watch;
 mod watch_connections;
@@ -63,9 +68,11 @@ mod wish;
 
 pub use client::{Client, ClientBuilder};
 pub use detached::{Detached, DetachedLock};
+pub use elect::Elect;
 pub use election::{Election, Leadership};
 pub use error::{Error, ErrorKind, HeldBy, Lost};
 pub use lock::{Lock, LockGuard};
+pub use lock_all::{LockAll, LockGuards};
 pub use lowkey_api::{ApiError, Position, Reason};
 pub use session::{LossCause, Session, SessionStatus};
 pub use watch::{Observation, Observations, Watch};

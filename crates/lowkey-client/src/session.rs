@@ -14,6 +14,7 @@ use crate::election::Election;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::Presence;
 use crate::lock::Lock;
+use crate::lock_all::LockAll;
 use crate::random;
 
 /// How a session stands, by this client's own clock.
@@ -170,6 +171,11 @@ impl Session {
     /// A lock of this session, not yet acquired.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock::new(self.clone(), name.into())
+    }
+
+    /// Several locks of this session, to be acquired together and without deadlocks.
+    pub fn lock_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LockAll {
+        LockAll::new(self.clone(), names.into_iter().map(Into::into).collect())
     }
 
     /// An election of this session, to stand for.

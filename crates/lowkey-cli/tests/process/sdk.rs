@@ -1,5 +1,6 @@
 //! The SDK against real nodes: what a program that uses it lives through.
 
+mod conveniences;
 mod crowds;
 mod guards;
 

@@ -22,8 +22,8 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{MemberId, NodeName, mutants};
-use raft::{ProgressState, StateRole};
 use raft::eraftpb::{self, ConfChangeTransition, ConfChangeType};
+use raft::{ProgressState, StateRole};
 
 use super::contact::ANSWERS_NANOS;
 use super::{Fatal, Replica};
