@@ -179,6 +179,7 @@ async fn start_at(
             http_advertise: None,
             http_hosts: vec![],
             http_origins: vec![],
+            tls: None,
             leases_max: 1_000_000,
             watch_streams_max: 10_000,
             limits: ServeLimits::default(),
