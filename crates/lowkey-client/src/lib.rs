@@ -57,8 +57,11 @@ mod lock;
 mod members;
 mod random;
 mod session;
+mod tls;
+mod token_file;
 mod watch;
 mod watch_connections;
+mod wire;
 mod wish;
 
 pub use client::{Client, ClientBuilder};
@@ -68,6 +71,7 @@ pub use error::{Error, ErrorKind, HeldBy, Lost};
 pub use lock::{Lock, LockGuard};
 pub use lowkey_api::{ApiError, Position, Reason};
 pub use session::{LossCause, Session, SessionStatus};
+pub use tls::Tls;
 pub use watch::{Observation, Observations, Watch};
 
 /// Messages of the API that calls answer with.
