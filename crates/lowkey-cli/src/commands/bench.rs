@@ -70,6 +70,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through, help_heading = "What to measure")]
     through: Vec<Through>,
 
+    /// Measure it with TLS, too, beside itself without, in turns, and print the ratios (seq, par, hot, outage)
+    #[arg(long, conflicts_with = "server", help_heading = "What to measure")]
+    tls: bool,
+
     /// How many seconds to measure each system in each workload [default: 10]
     #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true, help_heading = "How long, and how much")]
     seconds: Option<u64>,
@@ -243,6 +247,7 @@ impl BenchArgs {
             nodes,
             place,
             through: self.through.clone(),
+            tls_too: self.tls,
             others: self.others(),
             connections: self.connections,
             starter: starter(self.dir.clone().unwrap_or_else(std::env::temp_dir)),
