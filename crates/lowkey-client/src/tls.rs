@@ -252,3 +252,47 @@ fn system_roots() -> Result<RootCertStore, Error> {
     }
     Ok(roots)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said about an error of TLS below an error of I/O.
+    fn said(error: rustls::Error) -> String {
+        let error = io::Error::new(io::ErrorKind::InvalidData, error);
+        Configs::new(Tls::new().ca("ca.pem")).words_of(&error).expect("it is about TLS")
+    }
+
+    #[test]
+    fn each_problem_is_told_with_what_to_do() {
+        let certificate = |error| said(rustls::Error::InvalidCertificate(error));
+        let alert = |alert| said(rustls::Error::AlertReceived(alert));
+        let no_tls = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+        let wrong_name = CertificateError::NotValidForNameContext {
+            expected: rustls::pki_types::ServerName::try_from("a.example.com").unwrap(),
+            presented: vec!["b.example.com".into(), "c.example.com".into()],
+        };
+        for (said, words) in [
+            (certificate(CertificateError::UnknownIssuer), "not signed by the CA in ca.pem"),
+            (certificate(CertificateError::BadSignature), "--ca"),
+            (certificate(CertificateError::Expired), "has expired"),
+            (certificate(wrong_name), "but for b.example.com, c.example.com"),
+            (certificate(CertificateError::Revoked), "cannot be used"),
+            (said(no_tls), "use http://"),
+            (alert(AlertDescription::CertificateRequired), "--cert and --key"),
+            (alert(AlertDescription::CertificateExpired), "lowkey cert client"),
+            (alert(AlertDescription::UnknownCA), "--tls-client-ca"),
+            (alert(AlertDescription::InternalError), "handshake failed"),
+        ] {
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn an_alert_is_found_where_only_its_text_is_left() {
+        let configs = Configs::default();
+        let behind_http = io::Error::other("connection error: received fatal alert: CertificateRequired");
+        assert!(configs.words_of(&behind_http).unwrap().contains("--cert and --key"));
+        assert_eq!(configs.words_of(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
+    }
+}

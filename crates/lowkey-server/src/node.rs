@@ -405,10 +405,11 @@ impl RunningNode {
         &self.about
     }
 
-    /// Reads the TLS files again, if there are any.
+    /// Has the TLS files read again, if there are any.
     pub fn reload(&self) {
-        if let Some(tls) = &self.tls {
-            tls.reload();
+        if let Some(tls) = self.tls.clone() {
+            // A disk that does not answer must not hold up the node.
+            tokio::task::spawn_blocking(move || tls.reload());
         }
     }
 

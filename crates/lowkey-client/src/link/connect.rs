@@ -139,7 +139,9 @@ impl Directory {
                     None if asked > 0 && foreign == asked && !has_met => {
                         return Err(Failed { error: problem, is_hopeless: true });
                     }
-                    None => return spare.ok_or_else(|| problem.into()),
+                    None => {
+                        return spare.ok_or_else(|| if has_met { passing(problem) } else { problem }.into());
+                    }
                 }
             }
         }
@@ -198,6 +200,15 @@ pub(super) struct Surroundings {
 fn member_endpoints(endpoint: &str, status: &GetStatusResponse) -> Vec<String> {
     let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
     members.map(|member| url_like(endpoint, &member.grpc_address)).collect()
+}
+
+/// A cluster that was met before was right, so what is wrong with it now may pass: a certificate is
+/// replaced, say. Calls go on trying.
+fn passing(problem: Error) -> Error {
+    match problem.kind() {
+        ErrorKind::Invalid(words) => Error::unavailable(words.clone(), false),
+        _ => problem,
+    }
 }
 
 /// Of two problems, the one that a person should hear of: one that will not go away by itself.

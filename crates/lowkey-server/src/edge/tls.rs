@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
 pub(super) use self::handshake::{Encrypted, handshake, is_client_hello};
@@ -89,7 +90,12 @@ impl Tls {
         let mut stop = std::pin::pin!(stopped(stopping));
         loop {
             tokio::select! {
-                _ = looks.tick() => self.reload(),
+                // A disk that does not answer must not hold up the node.
+                _ = looks.tick() => {
+                    let tls = Arc::clone(&self);
+                    // It never panics, and if it did the next look would come all the same.
+                    let _ = spawn_blocking(move || tls.reload()).await;
+                }
                 _ = warnings.tick() => self.now().warn_of_end(),
                 () = &mut stop => return,
             }
@@ -99,6 +105,8 @@ impl Tls {
     /// Reads the files again. If they changed and are good, new connections use them. Otherwise everything
     /// stays as it is, and the log says why.
     pub fn reload(&self) {
+        // One after the other: what was read last must win.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.now();
         let outcome = Contents::read(&self.files).and_then(|contents| {
             if contents == before.contents {
@@ -108,7 +116,6 @@ impl Tls {
             loaded.must_not_end_before(&before, &self.files)?;
             Ok(Some(loaded))
         });
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         match outcome {
             Ok(None) => *told = None,
             Ok(Some(loaded)) => {
