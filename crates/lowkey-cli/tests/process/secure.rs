@@ -1,16 +1,16 @@
 //! Nodes with encrypted ports: from nothing to mutual TLS, what is refused, and certificates that change.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lowkey_client::{Client, Tls};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -276,6 +276,32 @@ fn certificates_are_replaced_under_load_ten_times_and_no_call_fails() {
     let pairs = workers.map(|worker| worker.join().expect("no call failed"));
     println!("ten new certificates: {} pairs on one connection, {} on a new one each", pairs[0], pairs[1]);
     assert!(pairs.iter().all(|pairs| *pairs > 0));
+}
+
+#[test]
+fn lowkey_dev_shows_it_in_one_command_and_leaves_nothing_behind() {
+    let mut dev = lowkey().args(["dev", "--secure", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(dev.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    let text = |field: &str| told[field].as_str().unwrap().to_owned();
+    let endpoints: Vec<&str> =
+        told["endpoints"].as_array().unwrap().iter().map(|url| url.as_str().unwrap()).collect();
+    assert!(endpoints.len() == 3 && endpoints.iter().all(|url| url.starts_with("https://")), "{line}");
+    let mut status = lowkey();
+    status
+        .args(["status", "--json"])
+        .env("LOWKEY_ENDPOINTS", endpoints.join(","))
+        .env("LOWKEY_CA", text("ca"));
+    let line = String::from_utf8(status.output().unwrap().stderr).unwrap();
+    let refused_without: Value = serde_json::from_str(&line).unwrap();
+    let refused_without = refused_without["error"].as_str().unwrap();
+    assert!(refused_without.contains("--cert and --key"), "{refused_without}");
+    let status = printed(status.env("LOWKEY_CERT", text("cert")).env("LOWKEY_KEY", text("key")));
+    assert_eq!(serde_json::from_str::<Value>(&status).unwrap()["clusterSize"], 3);
+    kill_process(Pid::from_child(&dev), Signal::TERM).unwrap();
+    eventually("it ends", || dev.try_wait().unwrap());
+    assert!(!Path::new(&text("folder")).exists(), "keys are left behind");
 }
 
 #[test]
