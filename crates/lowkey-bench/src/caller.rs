@@ -13,8 +13,12 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri};
 use lowkey_api::framing::{framed, unframed};
 use prost::Message;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
 use tonic::{Code, Status};
 
 use crate::system::BenchProblem;
@@ -23,19 +27,22 @@ use crate::system::BenchProblem;
 #[derive(Clone)]
 pub(crate) struct UnaryCaller {
     authority: Authority,
+    tls: Option<Arc<ClientConfig>>,
     connection: Arc<Mutex<Option<SendRequest<Bytes>>>>,
 }
 
 impl UnaryCaller {
-    /// For a node at a URL such as `http://127.0.0.1:9000`.
-    pub(crate) fn new(url: &str) -> Result<Self, BenchProblem> {
+    /// For a node at a URL such as `http://127.0.0.1:9000`; with TLS, such as `https://127.0.0.1:9000`.
+    pub(crate) fn new(url: &str, tls: Option<Arc<ClientConfig>>) -> Result<Self, BenchProblem> {
         let parsed: Option<Uri> = url.parse().ok();
+        let scheme = if tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
         let authority = parsed
-            .filter(|uri| uri.scheme() == Some(&Scheme::HTTP) && uri.port().is_some())
+            .filter(|uri| uri.scheme() == Some(&scheme) && uri.port().is_some())
             .and_then(|uri| uri.authority().cloned());
-        let authority = authority
-            .ok_or_else(|| BenchProblem::failed(format!("{url} is no URL such as http://127.0.0.1:9000")))?;
-        Ok(Self { authority, connection: Arc::default() })
+        let authority = authority.ok_or_else(|| {
+            BenchProblem::failed(format!("{url} is no URL such as {scheme}://127.0.0.1:9000"))
+        })?;
+        Ok(Self { authority, tls, connection: Arc::default() })
     }
 
     /// Makes a call.
@@ -76,17 +83,21 @@ impl UnaryCaller {
         }
         let stream = TcpStream::connect(self.authority.as_str()).await.map_err(unavailable)?;
         stream.set_nodelay(true).map_err(unavailable)?;
-        let (connection, driver) = h2::client::handshake(stream).await.map_err(unavailable)?;
-        // How it ends is told to those who have a call under way.
-        tokio::spawn(async move { driver.await.unwrap_or_default() });
-        let connection = connection.ready().await.map_err(unavailable)?;
+        let connection = match &self.tls {
+            None => begin(stream).await?,
+            Some(config) => {
+                let name = ServerName::try_from(self.authority.host().to_owned()).map_err(unavailable)?;
+                let connecting = TlsConnector::from(Arc::clone(config)).connect(name, stream);
+                begin(connecting.await.map_err(unavailable)?).await?
+            }
+        };
         *kept = Some(connection.clone());
         Ok(connection)
     }
 
     fn head(&self, path: &'static str) -> Request<()> {
         let mut uri = http::uri::Parts::default();
-        uri.scheme = Some(Scheme::HTTP);
+        uri.scheme = Some(if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP });
         uri.authority = Some(self.authority.clone());
         uri.path_and_query = Some(PathAndQuery::from_static(path));
         let mut head = Request::new(());
@@ -97,6 +108,15 @@ impl UnaryCaller {
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
         head
     }
+}
+
+async fn begin(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> Result<SendRequest<Bytes>, Status> {
+    let (connection, driver) = h2::client::handshake(stream).await.map_err(unavailable)?;
+    // How it ends is told to those who have a call under way.
+    tokio::spawn(async move { driver.await.unwrap_or_default() });
+    connection.ready().await.map_err(unavailable)
 }
 
 fn check(headers: &http::HeaderMap) -> Result<(), Status> {

@@ -2,6 +2,7 @@
 //! of the SDK.
 
 mod conversation;
+mod papers;
 mod sdk;
 mod unary;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use lowkey_api::v1::GetStatusResponse;
-use lowkey_client::Client;
+use lowkey_client::{Client, Tls};
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Channel, Endpoint};
 
@@ -20,6 +21,8 @@ use crate::process::{Cluster, Starter, forget_settings, free_ports};
 use crate::slots::Slots;
 use crate::system::{BenchProblem, Contender, LockClient, System, SystemAnswer};
 use crate::workload::Workload;
+
+use self::papers::Papers;
 
 pub(crate) use conversation::{Conversation, renew_all};
 pub(crate) use unary::tag;
@@ -67,18 +70,29 @@ pub enum LowkeyAt {
 pub(crate) struct LowkeyContender {
     pub(crate) place: LowkeyAt,
     pub(crate) through: Through,
+    /// Its ports are encrypted, and want certificates of clients.
+    pub(crate) has_tls: bool,
 }
+
+/// What follows a name if it is measured with TLS.
+pub(crate) const WITH_TLS: &str = " tls";
 
 impl Contender for LowkeyContender {
     fn name(&self) -> String {
-        match self.through {
-            Through::Unary => "lowkey".to_owned(),
-            Through::Session => "lowkey session".to_owned(),
-        }
+        let name = match self.through {
+            Through::Unary => "lowkey",
+            Through::Session => "lowkey session",
+        };
+        format!("{name}{}", if self.has_tls { WITH_TLS } else { "" })
     }
 
     fn sits_out(&self, workload: Workload, nodes: usize) -> Option<String> {
+        let has_plain_ways =
+            matches!(workload, Workload::Seq | Workload::Par | Workload::Hot | Workload::Outage);
         match (workload, &self.place) {
+            _ if self.has_tls && !has_plain_ways => {
+                Some("with TLS it is for seq, par, hot and outage".to_owned())
+            }
             (Workload::Outage, LowkeyAt::Running(_)) => {
                 Some("it kills a node, and only those that it started itself".to_owned())
             }
@@ -98,6 +112,11 @@ impl Contender for LowkeyContender {
             LowkeyAt::Own(program) => program,
         };
         let mut cluster = Cluster::new(starter, "lowkey")?;
+        let papers = self.has_tls.then(|| Papers::of(cluster.folder()));
+        if let Some(papers) = &papers {
+            papers.make(program)?;
+        }
+        let scheme = if self.has_tls { "https" } else { "http" };
         let mut first_node: Option<String> = None;
         for number in 1..=nodes {
             let name = format!("node-{number}");
@@ -110,9 +129,12 @@ impl Contender for LowkeyContender {
                 None => command.arg("--bootstrap"),
                 Some(first) => command.args(["--join", first.as_str()]),
             };
+            if let Some(papers) = &papers {
+                papers.arm(&mut command);
+            }
             // What is set for other nodes of this machine is not meant for these.
             forget_settings(&mut command, "LOWKEY_");
-            cluster.add(&name, format!("http://{grpc}"), command)?;
+            cluster.add(&name, format!("{scheme}://{grpc}"), command)?;
             first_node.get_or_insert(grpc);
         }
         Ok(cluster)
@@ -127,9 +149,10 @@ impl Contender for LowkeyContender {
     }
 
     fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> SystemAnswer<'_, Box<dyn System>> {
-        let through = self.through;
+        let (through, has_tls) = (self.through, self.has_tls);
         async move {
-            let system = Lowkey::connect(cluster, through, connections).await?;
+            let papers = has_tls.then(|| Papers::of(cluster.folder()));
+            let system = Lowkey::connect(cluster, through, papers, connections).await?;
             Ok(Box::new(system) as Box<dyn System>)
         }
         .boxed()
@@ -140,6 +163,7 @@ impl Contender for LowkeyContender {
 pub struct Lowkey {
     cluster: Arc<Cluster>,
     through: Through,
+    papers: Option<Papers>,
     nodes: usize,
     /// For questions about the cluster.
     client: Client,
@@ -152,19 +176,21 @@ impl Lowkey {
     async fn connect(
         cluster: Arc<Cluster>,
         through: Through,
+        papers: Option<Papers>,
         connections: usize,
     ) -> Result<Self, BenchProblem> {
         // Nodes that were just started may take a while; one that is said to be running answers, or is not there.
         let patience = if cluster.is_foreign() { FOREIGN_PATIENCE } else { PATIENCE };
+        let builder = Client::builder(cluster.addresses()).tls(tls_of(papers.as_ref()));
         let client = tokio::select! {
-            connected = Client::builder(cluster.addresses()).connect_timeout(patience).connect() => {
+            connected = builder.connect_timeout(patience).connect() => {
                 connected.map_err(|error| from_sdk(&error))?
             }
             problem = ended(&cluster) => return Err(problem),
         };
         let slots = (Slots::new(connections), Slots::new(connections), Slots::new(connections));
         let (callers, channels, clients) = slots;
-        let mut lowkey = Self { cluster, through, nodes: 0, client, callers, channels, clients };
+        let mut lowkey = Self { cluster, through, papers, nodes: 0, client, callers, channels, clients };
         lowkey.wait_whole(patience).await?;
         lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
         Ok(lowkey)
@@ -202,6 +228,7 @@ impl Lowkey {
     /// A new client of the SDK, with a connection of its own.
     pub(crate) async fn new_sdk_client(&self) -> Result<Client, BenchProblem> {
         let builder = Client::builder(self.cluster.addresses()).connect_timeout(PATIENCE);
+        let builder = builder.tls(tls_of(self.papers.as_ref()));
         builder.call_timeout(PATIENCE).connect().await.map_err(|error| from_sdk(&error))
     }
 
@@ -215,8 +242,10 @@ impl Lowkey {
 
     /// One of the connections that clients share, to each node, the leader's first.
     async fn callers(&self, number: usize) -> Result<Vec<UnaryCaller>, BenchProblem> {
-        let make =
-            async { self.addresses().await?.iter().map(|address| UnaryCaller::new(address)).collect() };
+        let make = async {
+            let tls = self.papers.as_ref().map(Papers::config).transpose()?;
+            self.addresses().await?.iter().map(|address| UnaryCaller::new(address, tls.clone())).collect()
+        };
         self.callers.get(number, make).await
     }
 
@@ -304,6 +333,10 @@ impl System for Lowkey {
     fn lowkey(&self) -> Option<&Lowkey> {
         Some(self)
     }
+}
+
+fn tls_of(papers: Option<&Papers>) -> Tls {
+    papers.map_or_else(Tls::new, Papers::sdk)
 }
 
 /// Resolves when a process ended that should not have.

@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use crate::lowkey::WITH_TLS;
 use crate::report::BenchReport;
 use crate::workload::Workload;
 
@@ -49,12 +50,18 @@ pub fn ratios(reports: &[BenchReport]) -> Vec<Ratio> {
     let case = |report: &BenchReport| (report.workload, report.nodes, report.size);
     let mut ratios = Vec::new();
     for ours in reports.iter().filter(|report| report.is_lowkey) {
-        let rivals = reports.iter().filter(|report| !report.is_lowkey && case(report) == case(ours));
+        let rivals = reports.iter().filter(|report| case(report) == case(ours));
+        let rivals = rivals.filter(|report| !report.is_lowkey || is_same_without_tls(report, ours));
         for theirs in rivals {
             ratios.extend(measures(ours.workload).iter().filter_map(|measure| ratio(measure, ours, theirs)));
         }
     }
     ratios
+}
+
+/// lowkey with TLS is compared with itself without.
+fn is_same_without_tls(report: &BenchReport, ours: &BenchReport) -> bool {
+    ours.system.strip_suffix(WITH_TLS) == Some(&report.system)
 }
 
 fn ratio(measure: &Measure, ours: &BenchReport, theirs: &BenchReport) -> Option<Ratio> {
@@ -164,6 +171,7 @@ mod tests {
             report("lowkey", true, 1, 10),
             report("lowkey session", true, 1, 5),
             report("etcd", false, 1, 20),
+            report("lowkey tls", true, 1, 12),
             report("etcd", false, 3, 40),
         ];
         let found: Vec<(String, String, f64)> = ratios(&reports)
@@ -173,7 +181,12 @@ mod tests {
             .collect();
         assert_eq!(
             found,
-            [("lowkey".into(), "etcd".into(), 0.5), ("lowkey session".into(), "etcd".into(), 0.25)]
+            [
+                ("lowkey".into(), "etcd".into(), 0.5),
+                ("lowkey session".into(), "etcd".into(), 0.25),
+                ("lowkey tls".into(), "lowkey".into(), 1.2),
+                ("lowkey tls".into(), "etcd".into(), 0.6),
+            ]
         );
     }
 }

@@ -34,6 +34,8 @@ pub struct BenchPlan {
     pub place: LowkeyAt,
     /// The ways that requests take to it.
     pub through: Vec<Through>,
+    /// Measure it with TLS as well, beside itself without.
+    pub tls_too: bool,
     /// Who else takes part.
     pub others: Vec<Arc<dyn Contender>>,
     /// How many connections the clients have in all, if not one each.
@@ -91,13 +93,16 @@ impl BenchPlan {
     }
 
     fn contenders(&self, case: &Case, skipped: &mut Vec<Skipped>) -> Vec<Arc<dyn Contender>> {
-        let lowkey = self.through.iter().map(|through| {
-            let contender = LowkeyContender { place: self.place.clone(), through: *through };
-            Arc::new(contender) as Arc<dyn Contender>
-        });
+        let encrypted = if self.tls_too { &[false, true][..] } else { &[false] };
         let ways = if case.workload.has_one_way() { 1 } else { self.through.len() };
+        let lowkey = self.through.iter().take(ways).flat_map(|through| {
+            encrypted.iter().map(|has_tls| {
+                let (place, through, has_tls) = (self.place.clone(), *through, *has_tls);
+                Arc::new(LowkeyContender { place, through, has_tls }) as Arc<dyn Contender>
+            })
+        });
         let others = self.others.iter().map(Arc::clone).filter(|_| !case.workload.is_for_lowkey_alone());
-        let mut contenders: Vec<Arc<dyn Contender>> = lowkey.take(ways).chain(others).collect();
+        let mut contenders: Vec<Arc<dyn Contender>> = lowkey.chain(others).collect();
         contenders.retain(|contender| match contender.sits_out(case.workload, case.nodes) {
             None => true,
             Some(reason) => {

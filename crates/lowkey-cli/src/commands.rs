@@ -6,12 +6,14 @@
 //! - `leases.rs`: `lease list`, `lease get`, `revoke`
 //! - `changes.rs`: `leader`, `watch`
 //! - `interrupts.rs`: how somebody ends one that goes on
+//! - `cert.rs`: certificates, which concern no cluster
 //! - `recover.rs`: the one that works on a data directory, with the server's help
 //! - `status.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
 pub(crate) mod bench;
+pub(crate) mod cert;
 pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;
@@ -25,11 +27,12 @@ pub(crate) mod run;
 pub(crate) mod status;
 
 use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use lowkey_client::{Client, Error, Reason};
+use lowkey_client::{Client, Error, Reason, Tls};
 use nix::unistd::{Uid, User};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -51,6 +54,22 @@ pub(crate) struct ServiceArgs {
     /// gRPC URLs of some nodes of the cluster
     #[arg(long, value_name = "URL,…", value_delimiter = ',', env = "LOWKEY_ENDPOINTS", value_parser = parse_endpoint, default_value = "http://127.0.0.1:9000")]
     pub(crate) endpoints: Vec<String>,
+
+    /// The CA that signed the nodes' certificates, as PEM, for URLs with https:// [default: the system's CAs]
+    #[arg(long, value_name = "FILE", env = "LOWKEY_CA")]
+    pub(crate) ca: Option<PathBuf>,
+
+    /// The certificate to show to nodes that want one, as PEM
+    #[arg(long, value_name = "FILE", env = "LOWKEY_CERT", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+
+    /// Its private key, as PEM
+    #[arg(long, value_name = "FILE", env = "LOWKEY_KEY", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+
+    /// A file with the token to show to nodes: lk_…
+    #[arg(long, value_name = "FILE", env = "LOWKEY_AUTH_FILE")]
+    pub(crate) auth_file: Option<PathBuf>,
 
     /// How long to try before giving up with status 69
     #[arg(long, value_name = "TIME", value_parser = parse_timeout, default_value = "10s")]
@@ -135,18 +154,17 @@ pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
 }
 
 fn parse_endpoint(text: &str) -> Result<String, String> {
-    let allowed = || "must be a URL such as http://127.0.0.1:9000".to_owned();
-    let url = match text.split_once("://") {
-        Some(("http", _)) => text.to_owned(),
-        Some(("https", _)) => return Err("must begin with http://: nodes do not speak TLS yet".to_owned()),
+    let allowed = || "must be a URL such as http://127.0.0.1:9000 or https://127.0.0.1:9000".to_owned();
+    let (scheme, rest) = match text.split_once("://") {
+        Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
         Some(_) => return Err(allowed()),
-        None => format!("http://{text}"),
+        None => ("http", text),
     };
-    let authority = url["http://".len()..].trim_end_matches('/');
+    let authority = rest.trim_end_matches('/');
     let port = authority.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     let is_right = port.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
         && !authority.contains(|c: char| c == '/' || c.is_whitespace());
-    is_right.then(|| format!("http://{authority}")).ok_or_else(allowed)
+    is_right.then(|| format!("{scheme}://{authority}")).ok_or_else(allowed)
 }
 
 impl ServiceArgs {
@@ -157,12 +175,26 @@ impl ServiceArgs {
 
     /// Connects, for a command that does something in somebody's name.
     pub(crate) async fn connect_as(&self, owner: String) -> Result<Client, CommandFailure> {
-        let connecting = Client::builder(self.endpoints.clone())
+        let mut builder = Client::builder(self.endpoints.clone())
             .owner(owner)
             .connect_timeout(self.connect_timeout)
             .call_timeout(self.connect_timeout)
-            .connect();
-        self.with_a_word("reach", connecting).await.map_err(|error| self.failure(&error))
+            .tls(self.tls());
+        if let Some(file) = &self.auth_file {
+            builder = builder.token_file(file);
+        }
+        self.with_a_word("reach", builder.connect()).await.map_err(|error| self.failure(&error))
+    }
+
+    fn tls(&self) -> Tls {
+        let mut tls = Tls::new();
+        if let Some(ca) = &self.ca {
+            tls = tls.ca(ca);
+        }
+        match (&self.cert, &self.key) {
+            (Some(certificate), Some(key)) => tls.identity(certificate, key),
+            _ => tls,
+        }
     }
 
     /// Asks the service, and says on a terminal that it takes long, if it does.
@@ -317,6 +349,6 @@ mod tests {
         ] {
             assert!(parse_endpoint(text).is_err(), "{text}");
         }
-        assert!(parse_endpoint("https://a:1").unwrap_err().contains("TLS"));
+        assert_eq!(parse_endpoint("https://a:1/"), Ok("https://a:1".into()));
     }
 }

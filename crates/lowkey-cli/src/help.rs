@@ -165,6 +165,7 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey --bootstrap --data-dir ./data",
             "lowkey server --join 10.0.0.1:9000 --node-id node-2 --insecure --raft-addr 10.0.0.2:7000",
+            "lowkey --bootstrap --tls-cert certs/node.pem --tls-key certs/node-key.pem",
         ],
         commands: "dev, member",
         page: "docs/operate/three-machines.md",
@@ -179,8 +180,36 @@ const HELP: &[Help] = &[
         page: "docs/operate/recover.md",
     },
     Help {
+        command: "cert",
+        examples: &[
+            "lowkey cert ca",
+            "lowkey cert node --host node-1.example.com,10.0.0.1",
+            "lowkey cert client billing",
+        ],
+        commands: "server",
+        page: "docs/operate/secure.md",
+    },
+    Help {
+        command: "cert ca",
+        examples: &["lowkey cert ca", "lowkey cert ca --dir /etc/lowkey/certs --days 7300"],
+        commands: "cert node",
+        page: "docs/operate/secure.md",
+    },
+    Help {
+        command: "cert node",
+        examples: &["lowkey cert node --host node-1.example.com,10.0.0.1"],
+        commands: "cert client, server",
+        page: "docs/operate/secure.md",
+    },
+    Help {
+        command: "cert client",
+        examples: &["lowkey cert client billing", "lowkey cert client billing --days 30 --force"],
+        commands: "cert ca",
+        page: "docs/operate/secure.md",
+    },
+    Help {
         command: "dev",
-        examples: &["lowkey dev"],
+        examples: &["lowkey dev", "lowkey dev --secure"],
         commands: "server",
         page: "docs/start/five-minutes.md",
     },

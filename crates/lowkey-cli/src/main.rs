@@ -6,6 +6,7 @@
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod address;
+mod certificates;
 mod commands;
 mod duration;
 mod exit;
@@ -21,7 +22,9 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use commands::{bench, changes, completions, detached, dev, leases, locks, member, recover, run, status};
+use commands::{
+    bench, cert, changes, completions, detached, dev, leases, locks, member, recover, run, status,
+};
 use exit::CommandFailure;
 
 /// Requests are made on one thread and dropped on another, and memory that a burst needed is to go back afterwards:
@@ -72,6 +75,8 @@ enum Command {
     Server(Box<server::ServerArgs>),
     /// Make a new cluster from one node, when the majority is lost for good
     Recover(recover::RecoverArgs),
+    /// Make certificates for encrypted ports: a CA, and those of nodes and clients
+    Cert(cert::CertArgs),
     /// Run three nodes in one process, for trying things out
     Dev(dev::DevArgs),
     /// Measure a cluster under load, and check what it answers
@@ -193,6 +198,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Member(args) => member::member(&args),
         Command::Server(args) => server::run(*args),
         Command::Recover(args) => recover::recover(&args),
+        Command::Cert(args) => cert::cert(&args),
         Command::Dev(args) => dev::dev(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
@@ -203,7 +209,9 @@ fn carry_out(command: Command) -> ExitCode {
 fn misplaced_flag(args: &[OsString]) -> Option<&'static str> {
     let first = args.get(1)?.to_str()?;
     let name = first.split_once('=').map_or(first, |(name, _)| name);
-    ["--endpoints", "--connect-timeout", "--json", "--wide"].into_iter().find(|flag| *flag == name)
+    ["--endpoints", "--connect-timeout", "--json", "--wide", "--ca", "--cert", "--key", "--auth-file"]
+        .into_iter()
+        .find(|flag| *flag == name)
 }
 
 /// Whether errors are to be told as JSON, as far as can be said of a command line that may be wrong: what stands behind

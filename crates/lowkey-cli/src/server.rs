@@ -11,6 +11,7 @@ use lowkey_core::NodeName;
 use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
+use lowkey_server::edge::tls::TlsFiles;
 use lowkey_server::{About, Config, Ended, RunningNode, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -96,7 +97,38 @@ pub(crate) struct ServerArgs {
     )]
     http_origin: Vec<HttpOrigin>,
 
-    /// Allow listening beyond loopback: nothing is encrypted, and callers are not authenticated
+    /// The certificate of the gRPC and HTTP ports, as PEM, followed by those between it and its CA; from then on both
+    /// speak TLS only
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "LOWKEY_TLS_CERT",
+        requires = "tls_key",
+        help_heading = "Encryption"
+    )]
+    tls_cert: Option<PathBuf>,
+
+    /// Its private key, as PEM without a password; certificate and key are read again when they change, and on SIGHUP
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "LOWKEY_TLS_KEY",
+        requires = "tls_cert",
+        help_heading = "Encryption"
+    )]
+    tls_key: Option<PathBuf>,
+
+    /// The CA that signs clients' certificates, as PEM: then each client needs one; read again when it changes
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "LOWKEY_TLS_CLIENT_CA",
+        requires = "tls_cert",
+        help_heading = "Encryption"
+    )]
+    tls_client_ca: Option<PathBuf>,
+
+    /// Allow listening beyond loopback without TLS: nothing is encrypted, and callers are not authenticated
     #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new(), help_heading = "Addresses")]
     insecure: bool,
 
@@ -237,19 +269,33 @@ fn start_logging(args: &ServerArgs) -> Result<(), String> {
 
 /// A port that others can reach without encryption is opened only by someone who means it.
 fn check_exposure(args: &ServerArgs) -> Result<(), String> {
+    let has_tls = args.tls_cert.is_some();
     let ports = [
-        ("--raft-addr", &args.raft_addr),
-        ("--grpc-addr", &args.grpc_addr),
-        ("--http-addr", &args.http_addr),
+        ("--raft-addr", &args.raft_addr, false),
+        ("--grpc-addr", &args.grpc_addr, has_tls),
+        ("--http-addr", &args.http_addr, has_tls),
     ];
-    let ports = ports.map(|(flag, listen)| (flag, listen.address));
-    match ports.into_iter().find(|(_, address)| !address.ip().is_loopback()) {
-        Some((flag, address)) if !args.insecure => Err(format!(
-            "{flag} {address} can be reached from other machines, and connections are not encrypted; add --insecure if \
-             that network is trusted"
-        )),
+    let ports = ports.map(|(flag, listen, is_encrypted)| (flag, listen.address, is_encrypted));
+    let exposed =
+        ports.into_iter().find(|(_, address, is_encrypted)| !address.ip().is_loopback() && !is_encrypted);
+    match exposed {
+        Some((flag, address, _)) if !args.insecure => {
+            let with_tls = if flag == "--raft-addr" { "" } else { "--tls-cert and --tls-key, or " };
+            Err(format!(
+                "{flag} {address} can be reached from other machines, and connections are not encrypted; add {with_tls}\
+                 --insecure if that network is trusted"
+            ))
+        }
         _ => Ok(()),
     }
+}
+
+fn tls_files(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+) -> Option<TlsFiles> {
+    Some(TlsFiles { certificate: certificate?, key: key?, client_ca })
 }
 
 async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), StartError> {
@@ -270,6 +316,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
         http_advertise: args.advertise_http_addr,
         http_hosts: args.http_host.into_iter().chain(listened.into_iter().flatten()).collect(),
         http_origins: args.http_origin,
+        tls: tls_files(args.tls_cert, args.tls_key, args.tls_client_ca),
         leases_max: args.max_leases,
         watch_streams_max: args.max_watch_streams,
         limits: ServeLimits {
@@ -289,14 +336,29 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
     };
     banner(node.about(), args.log_json);
     tell_of_connections(descriptors, args.max_connections);
-    let ended = tokio::select! {
-        ended = node.ended() => Some(ended),
-        () = told_to_stop(&mut terminate, &mut interrupt) => None,
+    // Only with files to read again: without them a node that was started in a terminal ends with it.
+    let mut hangup =
+        node.about().has_tls.then(|| signal(SignalKind::hangup())).transpose().map_err(no_signals)?;
+    let ended = loop {
+        tokio::select! {
+            ended = node.ended() => break Some(ended),
+            () = told_to_stop(&mut terminate, &mut interrupt) => break None,
+            () = hung_up(&mut hangup) => {}
+        }
+        node.reload();
     };
     match ended {
         Some(Ended::Failed(error)) => Err(error),
         // Nothing is left to do for a node that was removed: that is a good end.
         Some(Ended::Removed) | None => stop(node, &mut terminate, &mut interrupt).await,
+    }
+}
+
+/// Resolves when somebody wants the files to be read again.
+async fn hung_up(hangup: &mut Option<Signal>) {
+    match hangup {
+        Some(hangup) => drop(hangup.recv().await),
+        None => std::future::pending().await,
     }
 }
 
@@ -333,16 +395,18 @@ fn banner(about: &About, as_json: bool) {
         r#"
   lowkey {version} · node {node} {how} ({cluster})
 
-    HTTP/JSON  http://{http}
-    gRPC       http://{grpc}
+    HTTP/JSON  {scheme}://{http}
+    gRPC       {scheme}://{grpc}
     peers      {raft}
 
   Try:
-    curl http://{http}/v1/lock/acquire -d '{{"lock_name":"my-job","owner_id":"me","ttl_seconds":30}}'
-    curl 'http://{http}/v1/lock?name=my-job'
-    curl http://{http}/v1/status
+    curl{ca} {scheme}://{http}/v1/lock/acquire -d '{{"lock_name":"my-job","owner_id":"me","ttl_seconds":30}}'
+    curl{ca} '{scheme}://{http}/v1/lock?name=my-job'
+    curl{ca} {scheme}://{http}/v1/status
 "#,
         version = env!("CARGO_PKG_VERSION"),
+        scheme = if about.has_tls { "https" } else { "http" },
+        ca = if about.has_tls { " --cacert CA.pem" } else { "" },
         node = about.node_name,
         how = about.how,
         cluster = about.cluster_id,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,7 +16,6 @@ use lowkey_api::v1::{
 use lowkey_api::validity::valid_until;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
-use tonic::transport::Channel;
 
 use crate::clock::now_nanos;
 use crate::elect::Elect;
@@ -25,8 +25,11 @@ use crate::keeper::{Keeper, Presence};
 use crate::link::{Link, LinkState, deadline_in};
 use crate::random::{self, Backoff};
 use crate::session::{Session, Shared, revocation};
+use crate::tls::Tls;
+use crate::token_file::TokenFile;
 use crate::watch::{Observations, Watch};
 use crate::watch_connections::WatchConnections;
+use crate::wire::{Dialer, Wire};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -82,6 +85,8 @@ pub struct ClientBuilder {
     call_timeout: Duration,
     connect_timeout: Duration,
     cluster_id: Option<String>,
+    tls: Tls,
+    token_file: Option<PathBuf>,
 }
 
 impl ClientBuilder {
@@ -114,13 +119,28 @@ impl ClientBuilder {
         self
     }
 
+    /// How to connect to endpoints that begin with `https://`. Without this, a CA of the operating system
+    /// must have signed the nodes' certificates.
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// A file with a bearer token, `lk_…`, that is sent with every call. It is read again when it changes.
+    /// To other machines the token is sent over `https://` only.
+    pub fn token_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.token_file = Some(file.into());
+        self
+    }
+
     /// Connects. Fails if no node answers in time.
     pub async fn connect(self) -> Result<Client, Error> {
         if self.endpoints.is_empty() {
             return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
         }
-        self.endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
-        let (link, lease_news, link_task) = Link::new(self.endpoints, self.cluster_id);
+        let dialer = Dialer::new(self.tls, self.token_file.map(TokenFile::read).transpose()?);
+        self.endpoints.iter().try_for_each(|endpoint| dialer.check(endpoint))?;
+        let (link, lease_news, link_task) = Link::new(self.endpoints, self.cluster_id, dialer.clone());
         let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news);
         let engine = Engine::start(move || async move {
             tokio::spawn(keeper_task);
@@ -133,7 +153,7 @@ impl ClientBuilder {
             owner: self.owner.unwrap_or_else(default_owner),
             call_timeout: self.call_timeout,
             sessions: Mutex::default(),
-            watch_connections: WatchConnections::default(),
+            watch_connections: WatchConnections::new(dialer),
             engine,
         };
         let mut state = inner.link.state();
@@ -146,16 +166,6 @@ impl ClientBuilder {
             return Err(problem.unwrap_or_else(|| Error::unavailable("no node answers", false)));
         }
         Ok(Client { inner: Arc::new(inner) })
-    }
-}
-
-fn check_endpoint(endpoint: &str) -> Result<(), Error> {
-    match endpoint.split_once("://") {
-        Some(("http", _)) => Ok(()),
-        Some(("https", _)) => Err(Error::invalid(format!(
-            "{endpoint} must begin with http://: nodes do not speak TLS yet, and nothing is sent as if they did"
-        ))),
-        _ => Err(Error::invalid(format!("{endpoint} is no URL such as http://127.0.0.1:9000"))),
     }
 }
 
@@ -186,6 +196,8 @@ impl Client {
             call_timeout: CALL_TIMEOUT,
             connect_timeout: CALL_TIMEOUT,
             cluster_id: None,
+            tls: Tls::new(),
+            token_file: None,
         }
     }
 
@@ -343,7 +355,7 @@ impl Client {
     /// The cluster's status, as the node that this client is connected to sees it.
     pub async fn status(&self) -> Result<GetStatusResponse, Error> {
         let ask =
-            |mut client: LockServiceClient<Channel>, request| async move { client.get_status(request).await };
+            |mut client: LockServiceClient<Wire>, request| async move { client.get_status(request).await };
         self.inner.unary(Effect::None, &GetStatusRequest {}, ask).await
     }
 
@@ -475,7 +487,7 @@ impl Inner {
     }
 
     /// The connection, as soon as there is one.
-    pub(crate) async fn channel(&self, deadline: Instant) -> Result<Channel, Error> {
+    pub(crate) async fn channel(&self, deadline: Instant) -> Result<Wire, Error> {
         connected(self.link.state(), deadline).await?.channel.ok_or_else(no_node)
     }
 
@@ -484,7 +496,7 @@ impl Inner {
         &self,
         effect: Effect,
         request: &Q,
-        ask: impl Fn(LockServiceClient<Channel>, Q) -> F,
+        ask: impl Fn(LockServiceClient<Wire>, Q) -> F,
     ) -> Result<R, Error>
     where
         Q: Clone,

@@ -62,8 +62,11 @@ mod random;
 #[cfg(feature = "serde")]
 mod serialized;
 mod session;
+mod tls;
+mod token_file;
 mod watch;
 mod watch_connections;
+mod wire;
 mod wish;
 
 pub use client::{Client, ClientBuilder};
@@ -75,6 +78,7 @@ pub use lock::{Lock, LockGuard};
 pub use lock_all::{LockAll, LockGuards};
 pub use lowkey_api::{ApiError, Position, Reason};
 pub use session::{LossCause, Session, SessionStatus};
+pub use tls::Tls;
 pub use watch::{Observation, Observations, Watch};
 
 /// Messages of the API that calls answer with.

@@ -32,13 +32,13 @@ use lowkey_api::{ApiError, Reason};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt as _;
-use tonic::transport::Channel;
 
-pub(crate) use self::connect::channel_to;
+pub(crate) use self::connect::{CONNECT_TIME, root_cause};
 use self::connect::{Connected, Directory, Failed, Surroundings};
 use self::pending::{Pending, PendingCall, ReplyTo};
 use crate::error::Error;
 use crate::random::Backoff;
+use crate::wire::{Dialer, Wire};
 
 /// How often the link checks whether another node leads now.
 const LEADER_CHECK_INTERVAL: Duration = Duration::from_secs(3);
@@ -67,7 +67,7 @@ pub(crate) struct Link {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkState {
     /// The connection, while there is one. For calls that do not use the link's stream.
-    pub(crate) channel: Option<Channel>,
+    pub(crate) channel: Option<Wire>,
     /// The node that it is connected to.
     pub(crate) endpoint: String,
     /// The cluster that it began with.
@@ -101,13 +101,14 @@ impl Link {
     pub(crate) fn new(
         endpoints: Vec<String>,
         cluster_id: Option<String>,
+        dialer: Dialer,
     ) -> (Self, mpsc::UnboundedReceiver<LeaseNotice>, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let (lease_news, news) = mpsc::unbounded_channel();
         let (state, state_receiver) = watch::channel(LinkState::default());
         let task = Task {
             orders: receiver,
-            directory: Directory::new(endpoints, cluster_id),
+            directory: Directory::new(endpoints, cluster_id, dialer),
             pending: Pending::default(),
             state,
             connection: Connection::None,

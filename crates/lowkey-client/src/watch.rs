@@ -21,7 +21,6 @@ use tokio::runtime::Handle;
 use tokio::sync::watch::Receiver;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
 
 use crate::client::{Inner, connected, from_status};
@@ -29,6 +28,7 @@ use crate::error::{Error, ErrorKind};
 use crate::link::LinkState;
 use crate::random::Backoff;
 use crate::watch_connections::{WatchConnections, WatchSeat};
+use crate::wire::Wire;
 
 /// Nodes send a heartbeat every 5 s. A node that is silent for longer than this is not trusted.
 const SILENCE_MAX: Duration = Duration::from_secs(12);
@@ -157,7 +157,7 @@ impl Way {
     }
 
     /// Opens a stream to the node that the link is connected to, on a connection with room for it.
-    async fn open<S, F>(&self, ask: impl FnOnce(Channel) -> F) -> Result<(Response<S>, WatchSeat), Error>
+    async fn open<S, F>(&self, ask: impl FnOnce(Wire) -> F) -> Result<(Response<S>, WatchSeat), Error>
     where
         F: Future<Output = Result<Response<S>, Status>>,
     {

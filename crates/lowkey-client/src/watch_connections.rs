@@ -12,10 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
-use tonic::transport::Channel;
 
 use crate::error::Error;
-use crate::link::channel_to;
+use crate::wire::{Dialer, Wire};
 
 /// The most watches on one connection: a little less than a node takes by default.
 const WATCHES_MAX: usize = 90;
@@ -23,12 +22,13 @@ const WATCHES_MAX: usize = 90;
 /// All of them.
 #[derive(Clone, Default)]
 pub(crate) struct WatchConnections {
+    dialer: Dialer,
     connections: Arc<Mutex<Vec<Arc<Connection>>>>,
 }
 
 struct Connection {
     endpoint: String,
-    channel: Channel,
+    channel: Wire,
     /// How many watches it has; changed only under the lock.
     watches: AtomicUsize,
     /// How many it may have.
@@ -42,6 +42,10 @@ pub(crate) struct WatchSeat {
 }
 
 impl WatchConnections {
+    pub(crate) fn new(dialer: Dialer) -> Self {
+        Self { dialer, ..Self::default() }
+    }
+
     /// A place on a connection to this endpoint. If no connection has a free place, a new one is made. It
     /// connects by itself, on `runtime`.
     pub(crate) fn seat(&self, endpoint: &str, runtime: &Handle) -> Result<WatchSeat, Error> {
@@ -56,7 +60,7 @@ impl WatchConnections {
                 let _context = runtime.enter();
                 let connection = Arc::new(Connection {
                     endpoint: endpoint.to_owned(),
-                    channel: channel_to(endpoint)?.connect_lazy(),
+                    channel: self.dialer.connect_lazy(endpoint)?,
                     watches: AtomicUsize::new(0),
                     watches_max: AtomicUsize::new(WATCHES_MAX),
                 });
@@ -75,7 +79,7 @@ impl WatchConnections {
 }
 
 impl WatchSeat {
-    pub(crate) fn channel(&self) -> Channel {
+    pub(crate) fn channel(&self) -> Wire {
         self.connection.channel.clone()
     }
 

@@ -7,6 +7,7 @@ use lowkey_core::NodeName;
 
 use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
+use crate::edge::tls::TlsFiles;
 
 /// How a node runs; see the command line for the defaults.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct Config {
     pub http_hosts: Vec<HttpHost>,
     /// Origins whose web pages may use the HTTP port, besides its own.
     pub http_origins: Vec<HttpOrigin>,
+    /// Certificate and key of the gRPC and HTTP ports; without them nothing is encrypted there.
+    pub tls: Option<TlsFiles>,
     /// How many leases may exist at a time.
     pub leases_max: usize,
     /// How many watches and observed elections this node may have at a time.

@@ -24,11 +24,13 @@
 //!   is over.)
 
 pub mod budget;
+mod certificate;
 mod charged;
 pub mod grpc;
 pub mod http;
 mod node;
 pub mod serve;
+pub mod tls;
 
 use std::any::Any;
 use std::fmt;
@@ -44,6 +46,7 @@ use futures::FutureExt;
 use lowkey_api::{ApiError, Reason};
 use tokio::sync::watch;
 
+pub use self::certificate::CertificateNames;
 pub use self::node::{EventStream, Events, Node};
 pub use crate::call::{Call, Place};
 

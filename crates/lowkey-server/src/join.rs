@@ -7,8 +7,9 @@ use lowkey_api::v1::{AddPeerRequest, AddPeerResponse, GetStatusRequest};
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::{ClusterId, MemberId, NodeInfo};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
+use crate::dial::Dialer;
 use crate::error::StartError;
 
 /// How long a first join keeps trying.
@@ -34,12 +35,16 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
 }
 
 /// Asks the members one after another until one lets the node join.
-pub(crate) async fn join(addresses: &[String], info: &NodeInfo) -> Result<(ClusterId, MemberId), StartError> {
+pub(crate) async fn join(
+    dialer: &Dialer,
+    addresses: &[String],
+    info: &NodeInfo,
+) -> Result<(ClusterId, MemberId), StartError> {
     let deadline = Instant::now() + JOIN_WAIT;
     let request = request(info);
     let mut told = String::new();
     loop {
-        let problem = match ask_any(addresses, &request).await {
+        let problem = match ask_any(dialer, addresses, &request).await {
             Ok(response) => return membership(&response),
             Err(Problem::Final(problem)) => return Err(StartError::Join { problem }),
             Err(Problem::Passing(problem) | Problem::Removed(problem)) => problem,
@@ -94,12 +99,13 @@ impl std::fmt::Display for Problem {
 
 /// Asks each member once.
 pub(crate) async fn ask_any(
+    dialer: &Dialer,
     addresses: &[String],
     request: &AddPeerRequest,
 ) -> Result<AddPeerResponse, Problem> {
     let mut last = Problem::Passing("there is nobody to ask".into());
     for address in addresses {
-        match ask(address, request).await {
+        match ask(dialer, address, request).await {
             Ok(response) => return Ok(response),
             Err(problem @ (Problem::Final(_) | Problem::Removed(_))) => return Err(problem),
             Err(problem) => last = problem,
@@ -108,8 +114,8 @@ pub(crate) async fn ask_any(
     Err(last)
 }
 
-async fn ask(address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse, Problem> {
-    let mut client = client(address).map_err(Problem::Final)?;
+async fn ask(dialer: &Dialer, address: &str, request: &AddPeerRequest) -> Result<AddPeerResponse, Problem> {
+    let mut client = client(dialer, address).map_err(Problem::Final)?;
     let passing = |problem: String| Problem::Passing(format!("{address}: {problem}"));
     match timeout(CALL_TIMEOUT, client.add_peer(request.clone())).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
@@ -146,12 +152,12 @@ enum Answer {
 
 /// True if one of the members has a cluster; false if none of them has been started yet. Silence is
 /// neither: founding a cluster beside a living one would be a split brain.
-pub(crate) async fn any_has_cluster(addresses: &[String]) -> Result<bool, StartError> {
+pub(crate) async fn any_has_cluster(dialer: &Dialer, addresses: &[String]) -> Result<bool, StartError> {
     let deadline = Instant::now() + JOIN_WAIT;
     loop {
         let mut silent = Vec::new();
         for address in addresses {
-            match has_cluster(address).await {
+            match has_cluster(dialer, address).await {
                 Answer::HasCluster => return Ok(true),
                 Answer::NobodyThere => {}
                 Answer::Silence => silent.push(address.as_str()),
@@ -173,7 +179,7 @@ pub(crate) async fn any_has_cluster(addresses: &[String]) -> Result<bool, StartE
     }
 }
 
-async fn has_cluster(address: &str) -> Answer {
+async fn has_cluster(dialer: &Dialer, address: &str) -> Answer {
     match timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect(address)).await {
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             return Answer::NobodyThere;
@@ -181,7 +187,7 @@ async fn has_cluster(address: &str) -> Answer {
         Ok(Ok(_)) => {}
         Ok(Err(_)) | Err(_) => return Answer::Silence,
     }
-    let Ok(mut client) = client(address) else { return Answer::Silence };
+    let Ok(mut client) = client(dialer, address) else { return Answer::Silence };
     // A node that serves clients belongs to a cluster: it opens its ports to clients only then.
     match timeout(CALL_TIMEOUT, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(_)) => Answer::HasCluster,
@@ -189,10 +195,11 @@ async fn has_cluster(address: &str) -> Answer {
     }
 }
 
-fn client(address: &str) -> Result<LockServiceClient<Channel>, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+fn client(dialer: &Dialer, address: &str) -> Result<LockServiceClient<Channel>, String> {
+    let channel = dialer
+        .to(address, CONNECT_TIMEOUT)
         .map_err(|error| format!("--join: {address:?} is not HOST:PORT: {error}"))?;
-    Ok(LockServiceClient::new(endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy()))
+    Ok(LockServiceClient::new(channel))
 }
 
 fn membership(response: &AddPeerResponse) -> Result<(ClusterId, MemberId), StartError> {

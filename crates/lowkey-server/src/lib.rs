@@ -11,6 +11,7 @@
 
 mod call;
 mod config;
+mod dial;
 pub mod edge;
 mod error;
 mod host;

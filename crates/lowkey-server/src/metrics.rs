@@ -23,6 +23,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::edge::budget::Budget;
+use crate::edge::tls::Tls;
 use crate::lane::Lanes;
 
 /// The content type of `/metrics`.
@@ -254,6 +255,7 @@ impl Drop for Timed<'_> {
 pub(crate) struct Observed {
     pub(crate) lanes: Lanes,
     pub(crate) budget: Arc<Budget>,
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl fmt::Debug for Observed {
@@ -298,6 +300,7 @@ impl Collector for Observed {
             "What is kept for clients: calls under way, and answers that they have not taken",
             self.budget.used_bytes() as u64,
         )?;
+        self.encode_tls(encoder)?;
         self.encode_members(encoder, &status)?;
         self.encode_inbox(encoder)?;
         encode_process(encoder)
@@ -305,6 +308,24 @@ impl Collector for Observed {
 }
 
 impl Observed {
+    /// The TLS of the clients' ports; nothing without it.
+    fn encode_tls(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(tls) = &self.tls else { return Ok(()) };
+        gauge(
+            encoder,
+            "tls_certificate_expires_timestamp_seconds",
+            "When the certificate of the clients' ports expires, in seconds since 1970",
+            tls.ends_unix(),
+        )?;
+        let failed = tls.failed_handshakes();
+        counter(
+            encoder,
+            "tls_handshakes_failed",
+            "TLS handshakes of clients that failed since the start",
+            failed,
+        )
+    }
+
     /// The members as the leader sees them; nothing on other nodes.
     fn encode_members(&self, encoder: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
         let seen = || {

@@ -19,8 +19,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::Config;
+use crate::dial::Dialer;
 use crate::edge::budget::Budget;
 use crate::edge::http::Gate;
+use crate::edge::tls::Tls;
 use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
 use crate::error::StartError;
 use crate::host::Host;
@@ -60,6 +62,7 @@ pub struct RunningNode {
     open: OpenPorts,
     ended: turns::Ended,
     about: About,
+    tls: Option<Arc<Tls>>,
     /// The directory's lock is held for as long as the node runs.
     _directory: DataDirectory,
 }
@@ -79,6 +82,8 @@ pub struct About {
     pub grpc: SocketAddr,
     /// Where it listens for HTTP.
     pub http: SocketAddr,
+    /// Whether both of these are encrypted.
+    pub has_tls: bool,
 }
 
 /// Why a node ends by itself.
@@ -111,26 +116,29 @@ pub async fn start(config: Config) -> Result<RunningNode, StartError> {
         parse_address("join", address)
             .map_err(|invalid| StartError::Flag { flag: "--join", problem: invalid.problem })?;
     }
+    let tls = config.tls.clone().map(Tls::read).transpose()?.map(Arc::new);
     let ports = Ports {
         raft: listen("--raft-addr", config.raft_listen).await?,
         grpc: listen("--grpc-addr", config.grpc_listen).await?,
         http: listen("--http-addr", config.http_listen).await?,
     };
     let directory = DataDirectory::open(&config.data_dir, config.node_name.as_ref())?;
-    start_in(config, ports, directory).await
+    start_in(config, tls, ports, directory).await
 }
 
 async fn start_in(
     config: Config,
+    tls: Option<Arc<Tls>>,
     ports: Ports,
     mut directory: DataDirectory,
 ) -> Result<RunningNode, StartError> {
     let info = describe(&config, &ports, &directory)?;
-    let how = settle_membership(&config, &mut directory, &info).await?;
+    let dialer = Dialer::new(tls.clone());
+    let how = settle_membership(&config, &dialer, &mut directory, &info).await?;
     let Some((cluster, member)) = directory.node.membership else {
         return Err(StartError::NothingToDo { path: directory.path });
     };
-    run(config, ports, directory, info, (cluster, member), how)
+    run(config, tls, ports, directory, info, (cluster, member), how)
 }
 
 async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -183,6 +191,7 @@ fn reachable(listening: SocketAddr) -> String {
 /// Founds or joins a cluster if the directory does not belong to one yet.
 async fn settle_membership(
     config: &Config,
+    dialer: &Dialer,
     directory: &mut DataDirectory,
     info: &NodeInfo,
 ) -> Result<&'static str, StartError> {
@@ -193,18 +202,19 @@ async fn settle_membership(
         return Err(StartError::NothingToDo { path: directory.path.clone() });
     }
     directory.keep_identity()?;
-    if config.bootstrap && !join::any_has_cluster(&config.join).await? {
+    if config.bootstrap && !join::any_has_cluster(dialer, &config.join).await? {
         let cluster = ClusterId(random_bytes()?);
         directory.found(cluster, &found(GroupId::ROOT, cluster, info.clone()))?;
         return Ok("founded a new cluster");
     }
-    let (cluster, member) = join::join(&config.join, info).await?;
+    let (cluster, member) = join::join(dialer, &config.join, info).await?;
     directory.join(cluster, member)?;
     Ok("joined the cluster")
 }
 
 fn run(
     config: Config,
+    tls: Option<Arc<Tls>>,
     ports: Ports,
     directory: DataDirectory,
     info: NodeInfo,
@@ -218,6 +228,7 @@ fn run(
         raft: local(&ports.raft)?,
         grpc: local(&ports.grpc)?,
         http: local(&ports.http)?,
+        has_tls: tls.is_some(),
     };
     let hello = Arc::new(Hello {
         cluster,
@@ -236,7 +247,7 @@ fn run(
     let replica_metrics = ReplicaMetrics::new();
     // Memory that is kept for clients is counted together, on every port.
     let budget = Arc::new(Budget::new(config.limits.memory));
-    let observed = Observed { lanes: lanes.clone(), budget: Arc::clone(&budget) };
+    let observed = Observed { lanes: lanes.clone(), budget: Arc::clone(&budget), tls: tls.clone() };
     let metrics = Metrics::new(&replica_metrics, observed);
     let host = Host::start(clock, wal, links, replica_metrics, directory.path.clone()).map_err(no_thread)?;
     let snapshot_jobs = snapshot_maker::start(Arc::clone(&root)).map_err(no_thread)?;
@@ -254,9 +265,10 @@ fn run(
         parting: watch::Sender::new(false),
         renewed_together: AtomicUsize::new(0),
     });
-    let (join, open) = (config.join.clone(), open_ports(config, ports, &info, &service, budget)?);
-    tokio::spawn(announce(Arc::clone(&service), info, join));
-    Ok(RunningNode { service, host, open, ended, about, _directory: directory })
+    let join = config.join.clone();
+    let open = open_ports(config, ports, &info, &service, (budget, tls.clone()))?;
+    tokio::spawn(announce(Arc::clone(&service), info, join, Dialer::new(tls.clone())));
+    Ok(RunningNode { service, host, open, ended, about, tls, _directory: directory })
 }
 
 fn no_thread(source: std::io::Error) -> StartError {
@@ -298,7 +310,7 @@ fn open_ports(
     ports: Ports,
     info: &NodeInfo,
     service: &Arc<Service>,
-    budget: Arc<Budget>,
+    (budget, tls): (Arc<Budget>, Option<Arc<Tls>>),
 ) -> Result<OpenPorts, StartError> {
     let stop_clients = watch::Sender::new(false);
     // Between nodes, one connection carries everything.
@@ -308,16 +320,20 @@ fn open_ports(
         ..ServeLimits::default()
     };
     let peer_router = peers::router(Arc::clone(service), &info.grpc_address, &info.http_address);
-    let peers = tokio::spawn(serve(ports.raft, peer_router, peer_limits, None, service.parting.subscribe()));
+    let peers =
+        tokio::spawn(serve(ports.raft, peer_router, peer_limits, None, None, service.parting.subscribe()));
     let grpc_port = edge::grpc::port(Arc::clone(service), info.http_address.as_str())
         .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
     let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
     let http_router = edge::http::router(Arc::clone(service), info.grpc_address.as_str(), gate);
-    let (limits, budget) = (config.limits, Some(budget));
+    if let Some(tls) = &tls {
+        tokio::spawn(Arc::clone(tls).keep(service.stopping.subscribe()));
+    }
+    let (limits, budget, stop) = (config.limits, Some(budget), || stop_clients.subscribe());
     let clients = [
-        tokio::spawn(serve(ports.grpc, grpc_port, limits, budget.clone(), stop_clients.subscribe())),
-        tokio::spawn(serve(ports.http, http_router, limits, budget, stop_clients.subscribe())),
+        tokio::spawn(serve(ports.grpc, grpc_port, limits, budget.clone(), tls.clone(), stop())),
+        tokio::spawn(serve(ports.http, http_router, limits, budget, tls, stop())),
     ];
     Ok(OpenPorts { clients, peers, stop_clients })
 }
@@ -345,7 +361,7 @@ pub(crate) fn unix_ms() -> u64 {
 }
 
 /// Makes sure that the cluster knows this node, and where it can be reached now.
-async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
+async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>, dialer: Dialer) {
     let (mut told_alone, mut told_refused) = (false, false);
     loop {
         sleep(ANNOUNCE_INTERVAL).await;
@@ -366,7 +382,7 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>) {
         let outcome = if status.leader.is_some() {
             service.call(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))
         } else {
-            join::ask_any(&join, &request).await.map(|_| ())
+            join::ask_any(&dialer, &join, &request).await.map(|_| ())
         };
         match outcome {
             Ok(()) => {}
@@ -387,6 +403,14 @@ impl RunningNode {
     /// What a person who started it wants to see.
     pub fn about(&self) -> &About {
         &self.about
+    }
+
+    /// Has the TLS files read again, if there are any.
+    pub fn reload(&self) {
+        if let Some(tls) = self.tls.clone() {
+            // A disk that does not answer must not hold up the node.
+            tokio::task::spawn_blocking(move || tls.reload());
+        }
     }
 
     /// Resolves when the node ends by itself, with the reason.

@@ -95,7 +95,7 @@ impl Contender for EtcdContender {
 }
 
 fn callers(addresses: &[String]) -> Result<Vec<UnaryCaller>, BenchProblem> {
-    addresses.iter().map(|address| UnaryCaller::new(address)).collect()
+    addresses.iter().map(|address| UnaryCaller::new(address, None)).collect()
 }
 
 struct Etcd {

@@ -54,7 +54,7 @@ pub(crate) struct BenchArgs {
     workloads: Vec<Workload>,
 
     /// Measure this cluster (gRPC URLs of some of its nodes) instead of one that is started for it
-    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_endpoint, conflicts_with_all = ["nodes", "dir"], help_heading = "What to measure")]
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_plain_endpoint, conflicts_with_all = ["nodes", "dir"], help_heading = "What to measure")]
     server: Vec<String>,
 
     /// How many nodes to start, 1 or 3; 1,3 for one after the other
@@ -69,6 +69,10 @@ pub(crate) struct BenchArgs {
     /// The way that requests take: unary gRPC calls, or the SDK's session stream; unary,session for both
     #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through, help_heading = "What to measure")]
     through: Vec<Through>,
+
+    /// Measure it with TLS, too, beside itself without, in turns, and print the ratios (seq, par, hot, outage)
+    #[arg(long, conflicts_with = "server", help_heading = "What to measure")]
+    tls: bool,
 
     /// How many seconds to measure each system in each workload [default: 10]
     #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true, help_heading = "How long, and how much")]
@@ -130,6 +134,16 @@ fn parse_workload(text: &str) -> Result<Workload, String> {
         true => "several are separated by spaces".to_owned(),
         false => format!("must be one of {}", names.join(", ")),
     })
+}
+
+fn parse_plain_endpoint(text: &str) -> Result<String, String> {
+    let endpoint = parse_endpoint(text)?;
+    match endpoint.starts_with("https://") {
+        true => {
+            Err("must begin with http://: with TLS it measures only what it starts itself (--tls)".to_owned())
+        }
+        false => Ok(endpoint),
+    }
 }
 
 fn parse_seconds(text: &str) -> Result<u64, String> {
@@ -243,6 +257,7 @@ impl BenchArgs {
             nodes,
             place,
             through: self.through.clone(),
+            tls_too: self.tls,
             others: self.others(),
             connections: self.connections,
             starter: starter(self.dir.clone().unwrap_or_else(std::env::temp_dir)),
@@ -251,8 +266,8 @@ impl BenchArgs {
 
     /// An option that none of the workloads heeds is a mistake: whoever gave it expects another run than this.
     fn check_options(&self, workloads: &[Workload]) -> Result<(), CommandFailure> {
-        use Workload::{Churn, Expire, Holders, Hot, Par, Renew, Scale, Seq, Watch};
-        let options: [(&str, bool, &[Workload]); 7] = [
+        use Workload::{Churn, Expire, Holders, Hot, Outage, Par, Renew, Scale, Seq, Watch};
+        let options: [(&str, bool, &[Workload]); 8] = [
             ("--rate", self.rate.is_some(), &[Seq, Par, Hot, Scale]),
             ("--clients", self.clients.is_some(), &[Par, Holders, Renew, Expire, Watch, Scale, Churn]),
             ("--leases", self.leases.is_some(), &[Holders, Renew, Expire]),
@@ -260,6 +275,7 @@ impl BenchArgs {
             ("--fan-out", self.fan_out.is_some(), &[Watch]),
             ("--held", !self.held.is_empty(), &[Scale]),
             ("--names", self.names.is_some(), &[Churn]),
+            ("--tls", self.tls, &[Seq, Par, Hot, Outage]),
         ];
         for (option, is_given, users) in options {
             if is_given && !users.iter().any(|user| workloads.contains(user)) {

@@ -2,15 +2,16 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use futures::future::{join_all, select_all};
-use lowkey_client::Client;
+use lowkey_client::{Client, Tls};
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
+use lowkey_server::edge::tls::TlsFiles;
 use lowkey_server::{Config, Ended, RunningNode, StartError};
 use serde_json::json;
 use tempfile::TempDir;
@@ -19,6 +20,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::interrupts::Interrupts;
 use super::printed;
+use crate::certificates::{self, Place, Use, Written, ca_file};
 use crate::exit::{self, CommandFailure};
 use crate::output::{print_json, say};
 
@@ -36,6 +38,10 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Args)]
 pub(crate) struct DevArgs {
+    /// Encrypt: with a CA, and certificates of nodes and of a client, that last as long as the cluster
+    #[arg(long, help_heading = "Encryption")]
+    secure: bool,
+
     /// What to log: `warn`, `info`, or a filter such as `lowkey_server=debug`
     #[arg(long, value_name = "FILTER", default_value = "error", env = "LOWKEY_LOG", help_heading = "Output")]
     log: String,
@@ -108,10 +114,17 @@ async fn start_and_tell(
     folder: &Path,
     nodes: &mut Vec<RunningNode>,
 ) -> Result<CommandFailure, CommandFailure> {
-    start(folder, nodes).await.map_err(failed)?;
-    let endpoints: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().grpc)).collect();
-    wait_whole(&endpoints).await?;
-    tell(args.json, folder, nodes, &endpoints)?;
+    let papers = args.secure.then(|| Papers::make(folder)).transpose()?;
+    let tls = papers.as_ref().map(|papers| papers.node.clone());
+    start(folder, nodes, tls.as_ref()).await.map_err(failed)?;
+    let scheme = if args.secure { "https" } else { "http" };
+    let url = |address: SocketAddr| format!("{scheme}://{address}");
+    let cluster = Addresses {
+        grpc: nodes.iter().map(|node| url(node.about().grpc)).collect(),
+        http: nodes.iter().map(|node| url(node.about().http)).collect(),
+    };
+    wait_whole(&cluster.grpc, papers.as_ref()).await?;
+    tell(args.json, folder, &cluster, papers.as_ref())?;
     while !nodes.is_empty() {
         let (ended, number, _) = select_all(nodes.iter_mut().map(|node| Box::pin(node.ended()))).await;
         match ended {
@@ -140,9 +153,58 @@ fn failed(error: StartError) -> CommandFailure {
     CommandFailure::new(exit::NO_SERVICE, format!("a node of the development cluster ended: {error}"))
 }
 
-async fn start(folder: &Path, nodes: &mut Vec<RunningNode>) -> Result<(), StartError> {
+/// The certificates of a cluster that is encrypted.
+struct Papers {
+    node: TlsFiles,
+    ca: PathBuf,
+    client: Written,
+}
+
+impl Papers {
+    /// The client's name in its certificate.
+    const CLIENT: &str = "dev";
+    /// Nobody lets it run for longer.
+    const DAYS: u32 = 365;
+
+    fn make(folder: &Path) -> Result<Self, CommandFailure> {
+        let place = Place { folder: folder.join("certs"), may_overwrite: false };
+        let failed = |problem| CommandFailure::new(exit::NO_SERVICE, problem);
+        certificates::make_ca(&place, Self::DAYS).map_err(failed)?;
+        let hosts = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+        let node = certificates::make(&place, "node", Use::Node, &hosts, Self::DAYS).map_err(failed)?;
+        let name = [Self::CLIENT.to_owned()];
+        let client =
+            certificates::make(&place, Self::CLIENT, Use::Client, &name, Self::DAYS).map_err(failed)?;
+        let ca = ca_file(&place.folder);
+        let node = TlsFiles { certificate: node.certificate, key: node.key, client_ca: Some(ca.clone()) };
+        Ok(Self { node, ca, client })
+    }
+
+    /// What clients need, as environment variables.
+    fn exports(&self, endpoints: &str) -> String {
+        format!(
+            "    export LOWKEY_ENDPOINTS={endpoints}\n    export LOWKEY_CA={}\n    export LOWKEY_CERT={}\n    \
+             export LOWKEY_KEY={}\n",
+            self.ca.display(),
+            self.client.certificate.display(),
+            self.client.key.display()
+        )
+    }
+}
+
+/// Where the nodes can be reached.
+struct Addresses {
+    grpc: Vec<String>,
+    http: Vec<String>,
+}
+
+async fn start(
+    folder: &Path,
+    nodes: &mut Vec<RunningNode>,
+    tls: Option<&TlsFiles>,
+) -> Result<(), StartError> {
     if default_ports_are_free() {
-        match start_at(FIRST_PORTS, folder, nodes).await {
+        match start_at(FIRST_PORTS, folder, nodes, tls).await {
             // Somebody was faster: another `lowkey dev`, say, that looked at the same moment.
             Err(StartError::Io { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
                 let _ = timeout(STOP_WAIT, join_all(nodes.drain(..).map(RunningNode::stop))).await;
@@ -153,7 +215,7 @@ async fn start(folder: &Path, nodes: &mut Vec<RunningNode>) -> Result<(), StartE
             outcome => return outcome,
         }
     }
-    start_at([0; 3], folder, nodes).await
+    start_at([0; 3], folder, nodes, tls).await
 }
 
 /// Starts the nodes at these ports and the ones that follow; at any that are free where they are 0.
@@ -161,6 +223,7 @@ async fn start_at(
     first_ports: [u16; 3],
     folder: &Path,
     nodes: &mut Vec<RunningNode>,
+    tls: Option<&TlsFiles>,
 ) -> Result<(), StartError> {
     for number in 0..NODES {
         let listen = first_ports
@@ -179,6 +242,7 @@ async fn start_at(
             http_advertise: None,
             http_hosts: vec![],
             http_origins: vec![],
+            tls: tls.cloned(),
             leases_max: 1_000_000,
             watch_streams_max: 10_000,
             limits: ServeLimits::default(),
@@ -201,10 +265,13 @@ fn default_ports_are_free() -> bool {
 }
 
 /// Waits until all nodes vote.
-async fn wait_whole(endpoints: &[String]) -> Result<(), CommandFailure> {
+async fn wait_whole(endpoints: &[String], papers: Option<&Papers>) -> Result<(), CommandFailure> {
     let deadline = Instant::now() + START_WAIT;
     let unanswered = |error: lowkey_client::Error| CommandFailure::of(&error, endpoints, "NAME");
-    let client = Client::connect(endpoints.to_vec()).await.map_err(unanswered)?;
+    let tls = papers.map_or_else(Tls::new, |papers| {
+        Tls::new().ca(&papers.ca).identity(&papers.client.certificate, &papers.client.key)
+    });
+    let client = Client::builder(endpoints.to_vec()).tls(tls).connect().await.map_err(unanswered)?;
     loop {
         let status = client.status().await.map_err(unanswered)?;
         if status.cluster_size == i32::from(NODES) {
@@ -223,17 +290,26 @@ async fn wait_whole(endpoints: &[String]) -> Result<(), CommandFailure> {
 fn tell(
     as_json: bool,
     folder: &Path,
-    nodes: &[RunningNode],
-    endpoints: &[String],
+    Addresses { grpc: endpoints, http }: &Addresses,
+    papers: Option<&Papers>,
 ) -> Result<u8, CommandFailure> {
-    let http: Vec<String> = nodes.iter().map(|node| format!("http://{}", node.about().http)).collect();
     if as_json {
         let folder = folder.to_string_lossy();
-        return printed(print_json(&json!({ "endpoints": endpoints, "http": http, "folder": folder })));
+        let mut told = json!({ "endpoints": endpoints, "http": http, "folder": folder });
+        if let Some(papers) = papers {
+            told["ca"] = papers.ca.to_string_lossy().into();
+            told["cert"] = papers.client.certificate.to_string_lossy().into();
+            told["key"] = papers.client.key.to_string_lossy().into();
+        }
+        return printed(print_json(&told));
     }
     let all = endpoints.join(",");
     // The first node's port is where commands look by themselves.
-    let flag = if endpoints[0].ends_with(":9000") { String::new() } else { format!(" --endpoints {all}") };
+    let is_found = papers.is_some() || endpoints[0].ends_with(":9000");
+    let flag = if is_found { String::new() } else { format!(" --endpoints {all}") };
+    let exports = papers.map(|papers| papers.exports(&all)).unwrap_or_default();
+    let curl =
+        if papers.is_some() { " --cacert $LOWKEY_CA --cert $LOWKEY_CERT --key $LOWKEY_KEY" } else { "" };
     let text = format!(
         r#"
   lowkey {version} · three nodes in {folder}, gone when this ends (ctrl-C)
@@ -242,7 +318,7 @@ fn tell(
     HTTP/JSON  {http}
 
   Try, in another terminal:
-    lowkey run nightly{flag} -- sleep 30
+{exports}    lowkey run nightly{flag} -- sleep 30
     lowkey run nightly --try{flag} -- echo mine
     lowkey ls{flag}
     lowkey watch{flag}
@@ -250,7 +326,7 @@ fn tell(
     lowkey elect scheduler --value http://10.0.0.1:4000{flag} -- sleep 30
     lowkey leader scheduler{flag}
     lowkey status{flag}
-    curl {first}/v1/locks
+    curl{curl} {first}/v1/locks
 "#,
         version = env!("CARGO_PKG_VERSION"),
         folder = folder.display(),

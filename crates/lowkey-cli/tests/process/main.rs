@@ -19,3 +19,4 @@ mod equipment;
 mod harness;
 mod refusals;
 mod sdk;
+mod secure;

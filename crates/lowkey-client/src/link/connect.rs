@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::stream::{BoxStream, FuturesUnordered, StreamExt as _};
-use lowkey_api::Reason;
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{GetStatusRequest, GetStatusResponse, SessionAnswer, SessionCall};
+use lowkey_api::{ApiError, Reason};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::unary;
 use crate::error::{Error, ErrorKind};
+use crate::wire::{Dialer, Wire};
 
 /// How long one node may take to answer before the next is tried.
-const CONNECT_TIME: Duration = Duration::from_millis(1000);
+pub(crate) const CONNECT_TIME: Duration = Duration::from_millis(1000);
 /// How long one node may be silent before the next is tried beside it.
 const NEXT_AFTER: Duration = Duration::from_millis(200);
 
@@ -30,7 +30,7 @@ pub(super) struct Connected {
     pub(super) has_leader: bool,
     /// Where the members of the cluster can be reached, as they say.
     pub(super) members: Vec<String>,
-    pub(super) channel: Channel,
+    pub(super) channel: Wire,
     pub(super) calls: mpsc::UnboundedSender<SessionCall>,
     pub(super) answers: BoxStream<'static, Result<SessionAnswer, Status>>,
 }
@@ -49,6 +49,7 @@ pub(super) struct Directory {
     cluster_id: Option<String>,
     /// True once there was a connection.
     has_met: bool,
+    dialer: Dialer,
 }
 
 /// Why there is no connection.
@@ -65,8 +66,9 @@ impl From<Error> for Failed {
 }
 
 impl Directory {
-    pub(super) fn new(endpoints: Vec<String>, cluster_id: Option<String>) -> Self {
-        Self { given: endpoints.len(), endpoints, next: 0, avoided: None, cluster_id, has_met: false }
+    pub(super) fn new(endpoints: Vec<String>, cluster_id: Option<String>, dialer: Dialer) -> Self {
+        let given = endpoints.len();
+        Self { given, endpoints, next: 0, avoided: None, cluster_id, has_met: false, dialer }
     }
 
     /// Remembers the cluster, and where its members are now. Any of them will do when this one is gone.
@@ -100,6 +102,7 @@ impl Directory {
         let (before, after) = self.endpoints.split_at(self.next);
         let endpoints: Vec<String> = after.iter().chain(before).cloned().collect();
         let (cluster_id, avoided, has_met) = (self.cluster_id.clone(), self.avoided.clone(), self.has_met);
+        let dialer = self.dialer.clone();
         async move {
             let mut problem = Error::unavailable("no endpoint was given", false);
             // A node that knows no leader may be cut off from the others. It is better than none.
@@ -111,7 +114,7 @@ impl Directory {
                 let next = endpoints.next();
                 let is_last = next.is_none();
                 attempts.extend(next.map(|endpoint| {
-                    let attempt = connect_to(endpoint, cluster_id.as_deref(), avoided.as_deref());
+                    let attempt = connect_to(&dialer, endpoint, cluster_id.as_deref(), avoided.as_deref());
                     attempt.map(move |outcome| (endpoint, outcome))
                 }));
                 let answered = tokio::select! {
@@ -136,7 +139,9 @@ impl Directory {
                     None if asked > 0 && foreign == asked && !has_met => {
                         return Err(Failed { error: problem, is_hopeless: true });
                     }
-                    None => return spare.ok_or_else(|| problem.into()),
+                    None => {
+                        return spare.ok_or_else(|| if has_met { passing(problem) } else { problem }.into());
+                    }
                 }
             }
         }
@@ -147,8 +152,10 @@ impl Directory {
         let (current, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
         let others = self.endpoints.iter().filter(|endpoint| **endpoint != current);
         let others: Vec<String> = others.cloned().collect();
+        let dialer = self.dialer.clone();
         async move {
-            let attempts = others.iter().map(|other| connect_to(other, Some(&cluster_id), Some(&current)));
+            let attempts =
+                others.iter().map(|other| connect_to(&dialer, other, Some(&cluster_id), Some(&current)));
             let mut attempts: FuturesUnordered<_> = attempts.collect();
             while let Some(outcome) = attempts.next().await {
                 if let Ok(found) = outcome
@@ -164,13 +171,15 @@ impl Directory {
     /// Finds out who the members are and whether another node leads, and connects to that leader.
     pub(super) fn look_around(&self, connected: &Connected) -> impl Future<Output = Surroundings> + use<> {
         let (endpoint, cluster_id) = (connected.endpoint.clone(), connected.cluster_id.clone());
-        let client = LockServiceClient::new(connected.channel.clone());
+        let (client, dialer) = (LockServiceClient::new(connected.channel.clone()), self.dialer.clone());
         async move {
-            let Ok(status) = status_of(&endpoint, client).await else { return Surroundings::default() };
+            let Ok(status) = status_of(&dialer, &endpoint, client).await else {
+                return Surroundings::default();
+            };
             let members = member_endpoints(&endpoint, &status);
             let leader = async {
                 let leader = leader_endpoint(&endpoint, &status)?;
-                let node = Node::dial(&leader, Some(&cluster_id)).await.ok()?;
+                let node = Node::dial(&dialer, &leader, Some(&cluster_id)).await.ok()?;
                 if node.status.is_leader { node.open().await.ok() } else { None }
             };
             Surroundings { leader: leader.await, members }
@@ -193,29 +202,41 @@ fn member_endpoints(endpoint: &str, status: &GetStatusResponse) -> Vec<String> {
     members.map(|member| url_like(endpoint, &member.grpc_address)).collect()
 }
 
+/// A cluster that was met before was right, so what is wrong with it now may pass: a certificate is
+/// replaced, say. Calls go on trying.
+fn passing(problem: Error) -> Error {
+    match problem.kind() {
+        ErrorKind::Invalid(words) => Error::unavailable(words.clone(), false),
+        _ => problem,
+    }
+}
+
 /// Of two problems, the one that a person should hear of: one that will not go away by itself.
 fn worse(one: Error, other: Error) -> Error {
     if matches!(one.kind(), ErrorKind::WrongCluster { .. } | ErrorKind::Invalid(_)) { one } else { other }
 }
 
-/// The message of a server that answers but does not offer the service.
+/// What waiting does not change: a server that answers but does not offer the service, or one with which
+/// there is no TLS.
 fn wrong_port(error: &Error) -> Option<&str> {
     match error.kind() {
+        ErrorKind::Invalid(problem) => Some(problem),
         ErrorKind::Unavailable { problem, refusal: Some(Reason::NoSuchRoute), .. } => Some(problem),
         _ => None,
     }
 }
 
 async fn connect_to(
+    dialer: &Dialer,
     endpoint: &str,
     cluster_id: Option<&str>,
     avoided: Option<&str>,
 ) -> Result<Connected, Error> {
-    let node = Node::dial(endpoint, cluster_id).await?;
+    let node = Node::dial(dialer, endpoint, cluster_id).await?;
     let leader = leader_endpoint(endpoint, &node.status);
     if let Some(leader) = leader.as_ref().filter(|leader| Some(leader.as_str()) != avoided) {
         // The leader may be unreachable from here, or gone by now. Then this node forwards requests.
-        if let Ok(leader) = Node::dial(leader, Some(&node.status.cluster_id)).await
+        if let Ok(leader) = Node::dial(dialer, leader, Some(&node.status.cluster_id)).await
             && leader.status.is_leader
             && let Ok(connected) = leader.open().await
         {
@@ -242,14 +263,14 @@ fn url_like(endpoint: &str, address: &str) -> String {
 /// A node that answers.
 struct Node {
     endpoint: String,
-    channel: Channel,
+    channel: Wire,
     status: GetStatusResponse,
 }
 
 impl Node {
-    async fn dial(endpoint: &str, cluster_id: Option<&str>) -> Result<Self, Error> {
-        let channel = channel(endpoint).await?;
-        let status = status_of(endpoint, LockServiceClient::new(channel.clone())).await?;
+    async fn dial(dialer: &Dialer, endpoint: &str, cluster_id: Option<&str>) -> Result<Self, Error> {
+        let channel = dialer.connect(endpoint).await?;
+        let status = status_of(dialer, endpoint, LockServiceClient::new(channel.clone())).await?;
         match cluster_id {
             Some(expected) if expected != status.cluster_id => Err(Error::new(ErrorKind::WrongCluster {
                 endpoint: endpoint.to_owned(),
@@ -280,28 +301,6 @@ impl Node {
     }
 }
 
-/// How to connect to a node.
-pub(crate) fn channel_to(endpoint: &str) -> Result<Endpoint, Error> {
-    let parsed = Endpoint::from_shared(endpoint.to_owned())
-        .map_err(|_| Error::invalid(format!("{endpoint} is no URL such as http://127.0.0.1:9000")))?;
-    Ok(parsed
-        .connect_timeout(CONNECT_TIME)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(Duration::from_secs(1))
-        .keep_alive_timeout(Duration::from_secs(1))
-        .keep_alive_while_idle(true)
-        .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(1 << 21))
-}
-
-async fn channel(endpoint: &str) -> Result<Channel, Error> {
-    match timeout(CONNECT_TIME, channel_to(endpoint)?.connect()).await {
-        Ok(Ok(channel)) => Ok(channel),
-        Ok(Err(error)) => Err(Error::unavailable(format!("{endpoint}: {}", root_cause(&error)), false)),
-        Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
-    }
-}
-
 /// A node's message. Other servers say nothing that helps, or nothing in gRPC.
 fn words_of(status: &Status) -> String {
     // A status with a source was made here, because something other than an answer came.
@@ -321,7 +320,7 @@ const WHERE: &str = "is it the gRPC port of a node? that is 9000 by default";
 
 /// The innermost cause, such as `Connection refused`: the layers above say only that they failed. If there
 /// was a connection, the innermost cause says only that it ended.
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -333,8 +332,9 @@ fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 async fn status_of(
+    dialer: &Dialer,
     endpoint: &str,
-    mut client: LockServiceClient<Channel>,
+    mut client: LockServiceClient<Wire>,
 ) -> Result<GetStatusResponse, Error> {
     match timeout(CONNECT_TIME, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
@@ -343,9 +343,20 @@ async fn status_of(
             sent: false,
             refusal: Some(Reason::NoSuchRoute),
         })),
-        Ok(Err(status)) => Err(Error::unavailable(format!("{endpoint}: {}", words_of(&status)), false)),
+        Ok(Err(status)) => Err(match dialer.words_of(&status) {
+            // With TLS 1.3 a node that refuses a client says so only behind the handshake.
+            Some(words) => Error::invalid(format!("{endpoint}: {words}")),
+            None if reason_of(&status) == Some(Reason::TlsRequired) => {
+                Error::invalid(format!("{endpoint}: {}", words_of(&status)))
+            }
+            None => Error::unavailable(format!("{endpoint}: {}", words_of(&status)), false),
+        }),
         Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
     }
+}
+
+fn reason_of(status: &Status) -> Option<Reason> {
+    ApiError::from_status(status).map(|error| error.reason)
 }
 
 #[cfg(test)]
@@ -362,7 +373,7 @@ mod tests {
 
     #[test]
     fn whoever_knows_one_node_gets_to_know_the_others_and_forgets_those_that_left() {
-        let mut directory = Directory::new(vec!["http://a:1".into()], None);
+        let mut directory = Directory::new(vec!["http://a:1".into()], None, Dialer::default());
         let mut met = |members: &[&str]| {
             let (calls, _) = mpsc::unbounded_channel();
             directory.met(&Connected {
@@ -370,7 +381,7 @@ mod tests {
                 cluster_id: "c".into(),
                 has_leader: true,
                 members: members.iter().map(|member| (*member).to_owned()).collect(),
-                channel: Endpoint::from_static("http://b:1").connect_lazy(),
+                channel: Dialer::default().connect_lazy("http://b:1").unwrap(),
                 calls,
                 answers: futures::stream::empty().boxed(),
             });
@@ -386,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_node_that_failed_is_tried_last() {
-        let mut directory = Directory::new(vec!["a".into(), "b".into(), "c".into()], None);
+        let mut directory = Directory::new(vec!["a".into(), "b".into(), "c".into()], None, Dialer::default());
         directory.avoid_current();
         assert_eq!(directory.next, 1);
         directory.avoid_current();

@@ -15,12 +15,13 @@ use lowkey_api::v1::{
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
+
+use crate::wire::Wire;
 
 /// Both ends of such a stream.
 pub(super) fn open(
-    channel: Channel,
+    channel: Wire,
 ) -> (mpsc::UnboundedSender<SessionCall>, BoxStream<'static, Result<SessionAnswer, Status>>) {
     let (calls, call_receiver) = mpsc::unbounded_channel();
     let (answers, answer_receiver) = mpsc::unbounded_channel();
@@ -29,7 +30,7 @@ pub(super) fn open(
 }
 
 async fn run(
-    channel: Channel,
+    channel: Wire,
     mut calls: mpsc::UnboundedReceiver<SessionCall>,
     answers: mpsc::UnboundedSender<Result<SessionAnswer, Status>>,
 ) {
@@ -66,7 +67,7 @@ async fn run(
 }
 
 /// The answer. An error is one of the connection, and ends the stream.
-async fn answer(channel: Channel, call: Call) -> Result<Answer, Status> {
+async fn answer(channel: Wire, call: Call) -> Result<Answer, Status> {
     let mut client = LockServiceClient::new(channel.clone());
     let answer = match call {
         Call::CreateLease(request) => {
@@ -105,7 +106,7 @@ async fn answer(channel: Channel, call: Call) -> Result<Answer, Status> {
     })
 }
 
-async fn renew(mut client: LockServiceClient<Channel>, request: RenewLeaseRequest) -> HeartbeatResponse {
+async fn renew(mut client: LockServiceClient<Wire>, request: RenewLeaseRequest) -> HeartbeatResponse {
     let lease_id = request.lease_id;
     let (renewed, refused) = match client.renew_lease(request).await {
         Ok(response) => (response.into_inner(), None),

@@ -6,17 +6,22 @@
 //!   request head have a deadline, HTTP/2 connections are pinged, and the kernel probes connections of
 //!   either kind. A call that waits for a day, and a stream that is silent for as long, have no deadline of
 //!   their own.
+//! - A TLS handshake has a deadline too, and a connection has its place from before the handshake: what has
+//!   not asked anything yet makes room, encrypted or not (`beginning.rs`).
 //! - A full port is not closed to everyone else: idle connections make room (`crowd.rs`).
 //! - Memory that is kept for a client is charged to its connection (`charged.rs`), if the port has a
 //!   budget.
 //! - On stop nothing new is accepted. Requests under way may end, and those that do not end in time are cut
 //!   off.
 
+mod beginning;
 mod crowd;
 mod turned_away;
+mod wrong_port;
 
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,19 +32,20 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustix::net::sockopt;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::codegen::Service;
 
+use self::beginning::{Beginning, Protocol, Rewound, begin};
 use self::crowd::{Crowd, Seat};
+use self::wrong_port::{Complaints, SpeakTls};
 use super::budget::{Account, Budget, MemoryLimits};
-use super::{charged, stopped};
+use super::tls::Tls;
+use super::{CertificateNames, charged, stopped};
 
-/// The beginning of every HTTP/2 connection, and of no HTTP/1 request.
-const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The pause after an error of accepting.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often such an error is logged while it lasts.
@@ -112,18 +118,20 @@ impl<S> Answering for S where
 
 /// Serves `service` on `listener` until `stop` becomes true (or its sender is gone). Then it ends what is
 /// under way within [`ServeLimits::shutdown_timeout`]. Memory that is kept for clients is charged to
-/// `budget`; without one, nothing is counted.
+/// `budget`; without one, nothing is counted. With `tls` the port takes encrypted connections only.
 pub async fn serve(
     listener: TcpListener,
     service: impl Answering,
     limits: ServeLimits,
     budget: Option<Arc<Budget>>,
+    tls: Option<Arc<Tls>>,
     stop: watch::Receiver<bool>,
 ) {
     let builder = connection_builder(&limits);
     let crowd = Crowd::new(limits.max_connections);
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     let open_max = limits.max_connections.saturating_add(LEAVING_MAX);
+    let complaints = Arc::new(Complaints::default());
     let mut connections = JoinSet::new();
     let mut stop_signal = Box::pin(stopped(stop.clone()));
     // So that a crowd fills the port, but not the log.
@@ -148,15 +156,17 @@ pub async fn serve(
                     }
                     is_full = true;
                     if let Ok(permit) = Arc::clone(&turned_away).try_acquire_owned() {
+                        let tls = tls.clone();
                         tokio::spawn(async move {
-                            turned_away::turn_away(stream, limits.max_connections).await;
+                            turned_away::turn_away(stream, tls.as_deref(), limits.max_connections).await;
                             drop(permit);
                         });
                     }
                     continue;
                 };
                 is_full = false;
-                let guest = Guest { stream, seat, account, stop: stop.clone() };
+                let (tls, complaints, stop) = (tls.clone(), Arc::clone(&complaints), stop.clone());
+                let guest = Guest { stream, peer, seat, account, tls, complaints, stop };
                 connections.spawn(connection(guest, service.clone(), builder.clone(), limits));
             }
             Err(error) if is_about_one_connection(&error) => {}
@@ -225,8 +235,11 @@ fn prepare(stream: &TcpStream, limits: &ServeLimits) -> io::Result<()> {
 /// A connection, its place and its account.
 struct Guest {
     stream: TcpStream,
+    peer: SocketAddr,
     seat: Seat,
     account: Option<Arc<Account>>,
+    tls: Option<Arc<Tls>>,
+    complaints: Arc<Complaints>,
     stop: watch::Receiver<bool>,
 }
 
@@ -237,65 +250,106 @@ async fn connection(
     builder: auto::Builder<TokioExecutor>,
     limits: ServeLimits,
 ) {
-    let Guest { stream, seat, account, stop } = guest;
+    let Guest { stream, peer, seat, account, tls, complaints, stop } = guest;
     let mut stop_signal = Box::pin(stopped(stop));
     if let Err(error) = prepare(&stream, &limits) {
         tracing::debug!(%error, "cannot set the options of a connection");
     }
+    let address = stream.local_addr().ok();
     let mut has_to_go = Box::pin(seat.has_to_go(limits.header_read_timeout));
     let beginning = tokio::select! {
-        beginning = timeout(limits.header_read_timeout, read_beginning(stream)) => beginning,
+        beginning = Box::pin(begin(stream, tls.as_deref(), limits.header_read_timeout)) => beginning,
         () = &mut stop_signal => return,
         () = &mut has_to_go => return,
     };
-    // Silent, or gone before it said anything.
-    let Ok(Ok((protocol, io))) = beginning else { return };
-
-    let builder = match protocol {
-        Protocol::Http1 => builder.http1_only(),
-        Protocol::Http2 => builder.http2_only(),
-    };
-    let service = service_fn(move |request| charged::answer(service.clone(), account.clone(), request));
-    let mut connection = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), service));
-    let ended = tokio::select! {
-        ended = &mut connection => ended,
-        () = &mut stop_signal => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    match beginning {
+        Beginning::Plain(protocol, io) => {
+            let talk = Talk { builder, protocol, account, names: None };
+            talk.serve(io, service, stop_signal, has_to_go).await;
         }
-        () = &mut has_to_go => {
-            connection.as_mut().graceful_shutdown();
-            timeout(LEAVE_TIME, connection).await.unwrap_or(Ok(()))
+        Beginning::Encrypted(protocol, io, holder) => {
+            let talk = Talk { builder, protocol, account, names: holder.names };
+            let uncovered = async {
+                match &tls {
+                    Some(tls) if !holder.chain.is_empty() => tls.uncovered(holder.chain).await,
+                    _ => std::future::pending().await,
+                }
+            };
+            let has_to_go = async {
+                tokio::select! {
+                    () = has_to_go => {}
+                    () = uncovered => tracing::info!(%peer, "closing: --tls-client-ca no longer covers its certificate"),
+                }
+            };
+            talk.serve(io, service, stop_signal, Box::pin(has_to_go)).await;
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(error, "a connection ended early");
+        Beginning::Unencrypted(protocol, io) => {
+            complaints.tell(peer, "this port speaks TLS, and it does not; it must use https://");
+            let talk = Talk { builder, protocol, account, names: None };
+            talk.serve(io, SpeakTls { address }, stop_signal, has_to_go).await;
+        }
+        Beginning::Unexpected(io) => {
+            let cause = "it speaks TLS, and this port does not; give the node --tls-cert and --tls-key, or use http://";
+            complaints.tell(peer, cause);
+            // The builder finds no request in it, and says so in plain HTTP, which clients recognise.
+            let talk = Talk { builder, protocol: Protocol::Http1, account, names: None };
+            talk.serve(io, service, stop_signal, has_to_go).await;
+        }
+        // Silent, gone before it said anything, or refused by the handshake.
+        Beginning::Over(advice) => {
+            if let Some(advice) = advice {
+                complaints.tell(peer, advice);
+            }
+        }
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
-    Http1,
-    Http2,
+/// How a connection is served once its beginning is known.
+struct Talk {
+    builder: auto::Builder<TokioExecutor>,
+    protocol: Protocol,
+    account: Option<Arc<Account>>,
+    names: Option<CertificateNames>,
 }
 
-/// Reads until the protocol is clear. The returned stream yields these bytes again. The builder could
-/// detect the protocol by itself, but would wait for ever.
-async fn read_beginning(stream: TcpStream) -> io::Result<(Protocol, impl AsyncRead + AsyncWrite + Unpin)> {
-    let (mut reader, writer) = stream.into_split();
-    let mut beginning = Vec::with_capacity(HTTP2_PREFACE.len());
-    let protocol = loop {
-        let wanted = (HTTP2_PREFACE.len() - beginning.len()) as u64;
-        let count = (&mut reader).take(wanted).read_buf(&mut beginning).await?;
-        if !HTTP2_PREFACE.starts_with(&beginning) || count == 0 {
-            break Protocol::Http1;
+impl Talk {
+    async fn serve<I>(
+        self,
+        io: Rewound<I>,
+        service: impl Answering,
+        mut stop_signal: impl Future<Output = ()> + Unpin,
+        mut has_to_go: impl Future<Output = ()> + Unpin,
+    ) where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Self { builder, protocol, account, names } = self;
+        let builder = match protocol {
+            Protocol::Http1 => builder.http1_only(),
+            Protocol::Http2 => builder.http2_only(),
+        };
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            if let Some(names) = &names {
+                request.extensions_mut().insert(names.clone());
+            }
+            charged::answer(service.clone(), account.clone(), request)
+        });
+        let mut connection =
+            std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), service));
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = &mut stop_signal => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+            () = &mut has_to_go => {
+                connection.as_mut().graceful_shutdown();
+                timeout(LEAVE_TIME, connection).await.unwrap_or(Ok(()))
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(error, "a connection ended early");
         }
-        if beginning.len() == HTTP2_PREFACE.len() {
-            break Protocol::Http2;
-        }
-    };
-    let reader = io::Cursor::new(beginning).chain(reader);
-    Ok((protocol, tokio::io::join(reader, writer)))
+    }
 }
 
 #[cfg(test)]

@@ -103,6 +103,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         http_advertise: None,
         http_hosts: vec![],
         http_origins: vec![],
+        tls: None,
         leases_max: 1_000_000,
         watch_streams_max: 10,
         limits: ServeLimits::default(),
@@ -114,7 +115,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
     };
     let mut directory = DataDirectory::open(data_dir, None).unwrap();
     directory.disk = Arc::new(Watched { syncs: Arc::clone(syncs), inner: Arc::clone(&directory.disk) });
-    start_in(config, ports, directory).await.unwrap()
+    start_in(config, None, ports, directory).await.unwrap()
 }
 
 async fn make_lease(node: &RunningNode) {

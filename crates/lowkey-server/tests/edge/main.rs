@@ -12,5 +12,6 @@ mod openapi;
 mod serve;
 mod session;
 mod support;
+mod tls;
 mod watch;
 mod wrong_protocol;

@@ -11,6 +11,7 @@ use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_server::edge::budget::Budget;
 use lowkey_server::edge::http::Gate;
 use lowkey_server::edge::serve::{ServeLimits, serve};
+use lowkey_server::edge::tls::Tls;
 use lowkey_server::edge::{Node, grpc, http};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -36,14 +37,18 @@ impl Edge {
     }
 
     pub(crate) async fn with_limits(limits: ServeLimits) -> Self {
-        Self::with(limits, Gate::new([], [], [])).await
+        Self::with(limits, Gate::new([], [], []), None).await
     }
 
     pub(crate) async fn behind(gate: Gate) -> Self {
-        Self::with(ServeLimits::default(), gate).await
+        Self::with(ServeLimits::default(), gate, None).await
     }
 
-    async fn with(limits: ServeLimits, gate: Gate) -> Self {
+    pub(crate) async fn encrypted(limits: ServeLimits, tls: &Arc<Tls>) -> Self {
+        Self::with(limits, Gate::new([], [], []), Some(Arc::clone(tls))).await
+    }
+
+    async fn with(limits: ServeLimits, gate: Gate, tls: Option<Arc<Tls>>) -> Self {
         let node = Arc::new(FakeNode::new());
         let http_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -56,8 +61,8 @@ impl Edge {
         let counted = Some(Arc::clone(&budget));
         let served = tokio::spawn(async move {
             tokio::join!(
-                serve(http_listener, http_router, limits, counted.clone(), http_stop),
-                serve(grpc_listener, grpc_port, limits, counted.clone(), grpc_stop),
+                serve(http_listener, http_router, limits, counted.clone(), tls.clone(), http_stop),
+                serve(grpc_listener, grpc_port, limits, counted.clone(), tls.clone(), grpc_stop),
             );
         });
         Self { node, http, grpc, budget, served }
@@ -113,7 +118,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP answer: {text:?}"));
         let mut lines = head.lines();
         let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();

@@ -211,6 +211,7 @@ impl Guardian {
         // Not by its path: the file may have been replaced since this process began.
         let mut process = Command::new("/proc/self/exe");
         process.arg0("lowkey").args([GUARD, launcher::how(as_json), &grace.as_millis().to_string()]);
+        launcher::without_credentials(&mut process);
         process.args(command).envs(environment).stdin(Stdio::from(theirs)).process_group(0);
         let child = launcher::spawn_awake(&mut process)?;
         // With it goes our copy of their end: only so it is noticed that they are gone.

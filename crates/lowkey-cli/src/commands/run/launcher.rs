@@ -46,6 +46,14 @@ pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
     ]
 }
 
+/// Who may do what is the business of `lowkey run`, not of its command.
+const CREDENTIALS: [&str; 4] = ["LOWKEY_CA", "LOWKEY_CERT", "LOWKEY_KEY", "LOWKEY_AUTH_FILE"];
+
+/// Keeps from a command by which credentials this process talks to the service.
+pub(super) fn without_credentials(command: &mut Command) -> &mut Command {
+    CREDENTIALS.iter().fold(command, |command, name| command.env_remove(name))
+}
+
 /// What stands in front of a command so that it dies with this process, behind `/proc/self/exe`.
 ///
 /// To be used on a thread that lives as long as the command is to: the kernel takes that thread for the parent.

@@ -384,6 +384,7 @@ struct OnLost {
 impl OnLost {
     fn start(line: &str, guard: &LockGuard) -> io::Result<Self> {
         let mut command = Command::new("sh");
+        launcher::without_credentials(&mut command);
         command.args(["-c", line]).envs(launcher::environment(guard)).stdin(Stdio::null()).process_group(0);
         Ok(Self { child: command.spawn()?, started_at: Instant::now() })
     }

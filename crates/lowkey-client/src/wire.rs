@@ -1,0 +1,209 @@
+//! Connections to nodes: encrypted or not, and with a token on each call if there is one.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{Request, Response, Uri, header};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::error::Error;
+use crate::link::{CONNECT_TIME, root_cause};
+use crate::tls::{Configs, Tls};
+use crate::token_file::TokenFile;
+
+/// A connection. Each request on it carries the client's token.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    channel: Channel,
+    token: Option<Arc<TokenFile>>,
+}
+
+impl Service<Request<Body>> for Wire {
+    type Response = Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = <Channel as Service<Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.channel.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if let Some(token) = &self.token {
+            request.headers_mut().insert(header::AUTHORIZATION, token.header());
+        }
+        self.channel.call(request)
+    }
+}
+
+/// Makes connections.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dialer {
+    configs: Arc<Configs>,
+    token: Option<Arc<TokenFile>>,
+}
+
+impl Dialer {
+    pub(crate) fn new(tls: Tls, token: Option<TokenFile>) -> Self {
+        Self { configs: Arc::new(Configs::new(tls)), token: token.map(Arc::new) }
+    }
+
+    /// Finds mistakes that no waiting changes, before anything is sent.
+    pub(crate) fn check(&self, endpoint: &str) -> Result<(), Error> {
+        let (scheme, _) = split(endpoint)?;
+        match scheme {
+            Scheme::Https => self.configs.now().map(|_| ()),
+            Scheme::Http if self.token.is_some() && !is_loopback(endpoint) => Err(Error::invalid(format!(
+                "{endpoint}: a token is sent to other machines over https:// only; begin the endpoint with https://"
+            ))),
+            Scheme::Http => Ok(()),
+        }
+    }
+
+    /// Connects.
+    pub(crate) async fn connect(&self, endpoint: &str) -> Result<Wire, Error> {
+        self.check(endpoint)?;
+        let (scheme, to) = prepared(endpoint)?;
+        let connecting = async {
+            match scheme {
+                Scheme::Http => to.connect().await,
+                Scheme::Https => to.connect_with_connector(self.encrypting()).await,
+            }
+        };
+        match timeout(CONNECT_TIME, connecting).await {
+            Ok(Ok(channel)) => Ok(self.wire(channel)),
+            Ok(Err(error)) => Err(match self.configs.words_of(&error) {
+                Some(words) => Error::invalid(format!("{endpoint}: {words}")),
+                None => Error::unavailable(format!("{endpoint}: {}", root_cause(&error)), false),
+            }),
+            Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
+        }
+    }
+
+    /// Connects when the connection is first used.
+    pub(crate) fn connect_lazy(&self, endpoint: &str) -> Result<Wire, Error> {
+        self.check(endpoint)?;
+        let (scheme, to) = prepared(endpoint)?;
+        Ok(self.wire(match scheme {
+            Scheme::Http => to.connect_lazy(),
+            Scheme::Https => to.connect_with_connector_lazy(self.encrypting()),
+        }))
+    }
+
+    /// What a failed call means, if TLS is the cause.
+    pub(crate) fn words_of(&self, error: &(dyn std::error::Error + 'static)) -> Option<String> {
+        self.configs.words_of(error)
+    }
+
+    fn wire(&self, channel: Channel) -> Wire {
+        Wire { channel, token: self.token.clone() }
+    }
+
+    fn encrypting(&self) -> Encrypting {
+        Encrypting { configs: Arc::clone(&self.configs) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheme {
+    Http,
+    Https,
+}
+
+fn split(endpoint: &str) -> Result<(Scheme, &str), Error> {
+    match endpoint.split_once("://") {
+        Some(("http", rest)) => Ok((Scheme::Http, rest)),
+        Some(("https", rest)) => Ok((Scheme::Https, rest)),
+        _ => Err(no_url(endpoint)),
+    }
+}
+
+fn no_url(endpoint: &str) -> Error {
+    Error::invalid(format!("{endpoint} is no URL such as http://127.0.0.1:9000 or https://127.0.0.1:9000"))
+}
+
+/// Whether an endpoint is on this machine.
+fn is_loopback(endpoint: &str) -> bool {
+    let Some(uri) = endpoint.parse::<Uri>().ok() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// How to connect to a node. Encryption is added by the connector, so the address below it is a plain one.
+fn prepared(endpoint: &str) -> Result<(Scheme, Endpoint), Error> {
+    let (scheme, rest) = split(endpoint)?;
+    let origin = endpoint.parse::<Uri>().map_err(|_| no_url(endpoint))?;
+    let parsed = Endpoint::from_shared(format!("http://{rest}")).map_err(|_| no_url(endpoint))?;
+    let prepared = parsed
+        .origin(origin)
+        .connect_timeout(CONNECT_TIME)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(Duration::from_secs(1))
+        .keep_alive_timeout(Duration::from_secs(1))
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(1 << 21);
+    Ok((scheme, prepared))
+}
+
+/// Connects with TLS.
+struct Encrypting {
+    configs: Arc<Configs>,
+}
+
+impl Service<Uri> for Encrypting {
+    type Response = hyper_util::rt::TokioIo<TlsStream<TcpStream>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let config = self.configs.now();
+        Box::pin(async move {
+            let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidInput, problem);
+            let config = config.map_err(|error| invalid(error.to_string()))?;
+            let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+            let port = uri.port_u16().unwrap_or(443);
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|_| invalid(format!("{host} is no name for TLS")))?;
+            let stream = TcpStream::connect((host, port)).await?;
+            stream.set_nodelay(true)?;
+            let stream = TlsConnector::from(config).connect(name, stream).await?;
+            Ok(hyper_util::rt::TokioIo::new(stream))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_goes_to_other_machines_encrypted_only() {
+        let path = std::env::temp_dir().join(format!("lowkey-wire-{}", std::process::id()));
+        std::fs::write(&path, "lk_1_abc").unwrap();
+        let dialer = Dialer::new(Tls::new(), Some(TokenFile::read(path.clone()).unwrap()));
+        std::fs::remove_file(&path).unwrap();
+        for endpoint in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"] {
+            assert!(dialer.check(endpoint).is_ok(), "{endpoint}");
+        }
+        for endpoint in
+            ["http://10.0.0.1:1", "http://node-1:1", "http://localhost.example.com:1", "ftp://a:1"]
+        {
+            assert!(dialer.check(endpoint).is_err(), "{endpoint}");
+        }
+        assert!(Dialer::default().check("http://10.0.0.1:1").is_ok());
+    }
+}
