@@ -224,7 +224,7 @@ impl Repository {
             "md" => {
                 self.documents.insert(path.to_owned(), text.to_owned());
             }
-            "rs" | "proto" | "toml" | "json" | "txt" | "justfile" => {
+            "rs" | "proto" | "toml" | "json" | "txt" | "justfile" | "py" => {
                 let code = Code::read(text, &mut self.defined);
                 self.code.insert(path.to_owned(), code);
             }
@@ -342,8 +342,9 @@ impl Code {
                 defined.extend(words.iter().map(|word| (*word).to_owned()));
                 is_use = !line.contains(';');
             }
-            // `impl Trait for Type`, `impl<T> Type<T>`, `struct Type`, `message Type`.
+            // `impl Trait for Type`, `impl<T> Type<T>`, `struct Type`, `message Type`, `class Type`.
             const DEFINING: &[&str] = &[
+                "class",
                 "const",
                 "enum",
                 "fn",
