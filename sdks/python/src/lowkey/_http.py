@@ -386,6 +386,8 @@ class Pool:
             raise NotSent(f"{endpoint} takes no connection in time") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:
             raise NotSent(f"{endpoint} is not reachable: {error}") from error
+        except RuntimeError as error:  # names are not looked up any more: the program ends
+            raise NotSent(f"{endpoint} is not reachable: {error}") from error
 
     async def _open(self, endpoint: Endpoint, context: ssl.SSLContext | None) -> Connection:
         loop = asyncio.get_running_loop()
