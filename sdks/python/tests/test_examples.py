@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from nodes import Cluster
 
+import lowkey
+
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -44,8 +46,21 @@ def test_the_first_example_of_the_readme(node: Cluster) -> None:
     assert re.fullmatch(r"held, with token \d+\nreleased\n", run(node, "-c", blocks[0]))
 
 
-def test_every_block_of_the_readme_is_python() -> None:
-    for block in re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.S):
+ROOT = HERE.parents[1]
+
+
+@pytest.mark.parametrize("page", [HERE / "README.md", ROOT / "docs/guides/python.md"])
+def test_every_block_of_a_page_is_python(page: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    assert len(blocks) >= 3
+    for block in blocks:
         # `await` outside of a function is for asyncio's own prompt.
         body = "\n    ".join(block.splitlines())
-        compile(f"async def example():\n    {body}\n", "README.md", "exec")
+        compile(f"async def example():\n    {body}\n", str(page), "exec")
+
+
+def test_the_version_is_in_step() -> None:
+    pattern = re.compile(r'^version = "(.*)"$', re.M)
+    (own,) = pattern.findall((HERE / "pyproject.toml").read_text())
+    (service, *_) = pattern.findall((ROOT / "Cargo.toml").read_text())
+    assert own == lowkey.__version__ == service
