@@ -226,7 +226,7 @@ impl Repository {
             "md" => {
                 self.documents.insert(path.to_owned(), text.to_owned());
             }
-            "rs" | "proto" | "toml" | "json" | "txt" | "justfile" | "ts" => {
+            "rs" | "proto" | "toml" | "json" | "txt" | "justfile" | "ts" | "py" => {
                 let code = Code::read(text, &mut self.defined);
                 self.code.insert(path.to_owned(), code);
             }

@@ -145,7 +145,7 @@ def test_the_leader_is_followed(three: Cluster) -> None:
 def test_a_thousand_sessions_cost_one_thread(node: Cluster, count: int) -> None:
     with Client(node.urls) as client:
         before = threading.active_count()
-        sessions = [client.session(ttl=10) for _ in range(count)]
+        sessions = [client.session(ttl=30) for _ in range(count)]
         assert threading.active_count() <= before + 1
         client._core.keeper.latest_ns = 0
         cpu, begun = time.process_time(), time.monotonic()

@@ -90,6 +90,32 @@ def test_a_wait_outlives_the_time_of_a_single_request(client: Client) -> None:
         assert got == [1, 2]
 
 
+def test_a_session_that_is_closed_ends_its_waits(proxied: Cluster) -> None:
+    """At once, also if no node answers."""
+    with Client(proxied.urls, call_timeout=1) as client, client.session() as one:
+        guard = one.lock("locks/ends")
+        two = client.session()
+        told: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                two.lock("locks/ends")
+            except lowkey.LowkeyError as error:
+                told.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(partial(waits, client, "locks/ends", 1), "it waits")
+        proxied.proxies[0].answers_pass.clear()
+        with pytest.raises(lowkey.Unavailable):
+            two.close()
+        thread.join(30)
+        assert isinstance(told[0], lowkey.SessionLost)
+        assert told[0].cause is LossCause.CLOSED
+        proxied.proxies[0].answers_pass.set()
+        guard.release()
+
+
 def test_sharing_and_subtrees(client: Client) -> None:
     with client.session() as one, client.session() as two:
         with one.lock("locks/s", shared=True) as a, two.lock("locks/s", shared=True) as b:

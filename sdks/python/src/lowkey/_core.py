@@ -490,7 +490,7 @@ async def _unless_lost(
     def listener(_: LossCause) -> None:
         loop.call_soon_threadsafe(tell)
 
-    presence.signal.listen(listener)
+    presence.signal.listen(listener, of_any_end=True)
     task: asyncio.Future[T] = asyncio.ensure_future(work)
     both: set[asyncio.Future[Any]] = {task, lost}
     try:

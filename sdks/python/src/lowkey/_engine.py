@@ -143,14 +143,18 @@ class Operation(Generic[T]):
 
     def _start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(self._ended)
         if self._is_abandoned:
             self._task.cancel()
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step never runs at all.
+        self._fail(Unavailable("it was given up, or the client was closed", True))
 
     async def _run(self) -> None:
         try:
             outcome = await self._work()
         except asyncio.CancelledError:
-            self._fail(Unavailable("the client was closed meanwhile", True))
             raise
         except BaseException as error:
             self._fail(error)
@@ -161,7 +165,6 @@ class Operation(Generic[T]):
                 return
         if self._dispose is not None:
             self._dispose(outcome)
-        self._fail(Unavailable("it was given up", True))
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

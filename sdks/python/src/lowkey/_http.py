@@ -25,7 +25,7 @@ from lowkey.errors import InvalidArgument
 
 _HEAD_MAX = 64 * 1024
 _BODY_MAX = 64 * 1024 * 1024
-_IDLE_MAX = 32
+_IDLE_MAX = 64
 _IDLE_SECONDS = 20
 
 T = TypeVar("T")
@@ -158,10 +158,12 @@ class _Body:
 class Connection(asyncio.Protocol):
     """One connection to a node."""
 
-    def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:
+    def __init__(self, endpoint: Endpoint, sock: socket.socket, heard: dict[Endpoint, int]) -> None:
         self.endpoint = endpoint
         self.sock = sock
+        self._heard = heard  # when each node last said something, on any connection
         self.is_used = False
+        self.is_late = False  # its request ended because its time was up
         self.is_open = True
         self.idle_since_ns = 0
         self._transport: asyncio.Transport | None = None
@@ -183,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes."""
-        self.heard_ns = now_ns()
+        self.heard_ns = self._heard[self.endpoint] = now_ns()
         if self._done is None or self._done.done():
             self.close()  # nobody asked
             return
@@ -215,9 +217,13 @@ class Connection(asyncio.Protocol):
         method: str,
         head_and_body: bytes,
         timeout_seconds: float,
+        patience_seconds: float | None = None,
         take: Callable[[bytes], None] | None = None,
     ) -> Response:
         """Send a request and wait for its answer.
+
+        With patience, the wait also ends when the node has said nothing for that long, on any
+        connection. A node that answers others is only slow, and leaving it would make that worse.
 
         With `take`, a success is answered as soon as its head is there, and the body is handed to
         `take` piece by piece; `ended` then waits for its end.
@@ -233,7 +239,7 @@ class Connection(asyncio.Protocol):
         self._body = None
         self._keeps_alive = True
         self._take = _Collector(pieces).take
-        timer = loop.call_later(timeout_seconds, self._too_late)
+        timer = _Timer(self, timeout_seconds, patience_seconds)
         try:
             transport.write(head_and_body)
             status, headers = await head
@@ -285,7 +291,13 @@ class Connection(asyncio.Protocol):
 
     # Inside.
 
-    def _too_late(self) -> None:
+    def silent_ns(self) -> int:
+        """Return for how long the node has said nothing, on any connection."""
+        return now_ns() - self._heard.get(self.endpoint, 0)
+
+    def too_late(self) -> None:
+        """Stop waiting."""
+        self.is_late = True
         self._fail(NoAnswer(f"{self.endpoint} does not answer"))
         self.close()
 
@@ -346,6 +358,30 @@ class Connection(asyncio.Protocol):
         return _Body(int(length), False)
 
 
+class _Timer:
+    """Ends a request when its time is up, or when its node has been silent for too long."""
+
+    def __init__(self, connection: Connection, seconds: float, patience: float | None) -> None:
+        self._connection = connection
+        self._begun_ns = now_ns()
+        self._seconds = seconds
+        self._patience = seconds if patience is None else min(patience, seconds)
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        passed = (now_ns() - self._begun_ns) / SECOND
+        quiet = min(passed, self._connection.silent_ns() / SECOND)
+        if passed >= self._seconds or quiet >= self._patience:
+            self._connection.too_late()
+            return
+        left = min(self._seconds - passed, self._patience - quiet)
+        self._handle = self._loop.call_later(max(0.001, left), self._look)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
 class _Collector:
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -367,6 +403,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._idle: dict[Endpoint, list[Connection]] = {}
+        self._heard: dict[Endpoint, int] = {}
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     async def take(
@@ -374,10 +411,9 @@ class Pool:
     ) -> Connection:
         """Return a connection: one that is open and free, or a new one."""
         idle = self._idle.get(endpoint, [])
-        oldest_ns = now_ns() - _IDLE_SECONDS * SECOND
         while idle:
             connection = idle.pop()
-            if connection.is_open and connection.idle_since_ns >= oldest_ns:
+            if connection.is_open and _is_fresh(connection):
                 return connection
             connection.close()
         try:
@@ -385,6 +421,8 @@ class Pool:
         except asyncio.TimeoutError:
             raise NotSent(f"{endpoint} takes no connection in time") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:
+            raise NotSent(f"{endpoint} is not reachable: {error}") from error
+        except RuntimeError as error:  # names are not looked up any more: the program ends
             raise NotSent(f"{endpoint} is not reachable: {error}") from error
 
     async def _open(self, endpoint: Endpoint, context: ssl.SSLContext | None) -> Connection:
@@ -397,7 +435,7 @@ class Pool:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await loop.sock_connect(sock, address)
                 _, connection = await loop.create_connection(
-                    _maker(endpoint, sock),
+                    _maker(endpoint, sock, self._heard),
                     sock=sock,
                     ssl=context,
                     server_hostname=endpoint.host if context else None,
@@ -418,11 +456,11 @@ class Pool:
         if not connection.is_open:
             return
         idle = self._idle.setdefault(connection.endpoint, [])
-        if len(idle) >= _IDLE_MAX:
-            connection.close()
-            return
         connection.idle_since_ns = now_ns()
         idle.append(connection)
+        # The last one is used first, so those that are needed rarely are the first.
+        while idle and (len(idle) > _IDLE_MAX or not _is_fresh(idle[0])):
+            idle.pop(0).close()
 
     def forget(self, endpoint: Endpoint) -> None:
         """Close what is idle: the node is gone, or its credentials are to be shown anew."""
@@ -442,8 +480,14 @@ class Pool:
         self._idle.clear()
 
 
-def _maker(endpoint: Endpoint, sock: socket.socket) -> Callable[[], Connection]:
-    return lambda: Connection(endpoint, sock)
+def _is_fresh(connection: Connection) -> bool:
+    return now_ns() - connection.idle_since_ns < _IDLE_SECONDS * SECOND
+
+
+def _maker(
+    endpoint: Endpoint, sock: socket.socket, heard: dict[Endpoint, int]
+) -> Callable[[], Connection]:
+    return lambda: Connection(endpoint, sock, heard)
 
 
 async def _addresses(endpoint: Endpoint) -> list[tuple[int, Any]]:

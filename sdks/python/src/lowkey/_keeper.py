@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 _LOOK_NS = 100 * MILLISECOND
 # How soon a failed renewal is tried again, at most.
 _AGAIN_NS = 100 * MILLISECOND
-# How many renewals are under way at once: each has a connection for itself.
-_UNDER_WAY_MAX = 32
+# How many renewals are under way at once. Each has a connection for itself: as long as nodes answer
+# soon, a few are enough. More of them would not help a cluster that is overloaded.
+_UNDER_WAY_MAX = 64
 _PAGE_SIZE = 1000
 
 
@@ -45,9 +46,14 @@ class _Kept:
         return self.presence.validity.ttl_seconds * SECOND
 
     def patience_seconds(self) -> float:
-        """Return how long to wait for an answer: longer each time, for slow networks."""
+        """Return how long a node may say nothing at all: longer each time, for slow networks."""
         base = min(max(self.ttl_ns // 6, 150 * MILLISECOND), 1_000 * MILLISECOND)
-        return min(base << min(self.silences, 4), self.ttl_ns // 2) / SECOND
+        return min(base << min(self.silences, 4), self.ttl_ns // 3) / SECOND
+
+    def again_ns(self) -> int:
+        """Return when to try again after a failure."""
+        bound_ns = min(_AGAIN_NS << min(self.silences, 4), self.ttl_ns // 10)
+        return now_ns() + int(up_to(bound_ns))
 
 
 class Keeper:
@@ -156,15 +162,16 @@ class Keeper:
             answer = await self._link.once(
                 endpoint,
                 Call("POST", "/v1/lease/renew", body, changes=False),
+                kept.ttl_ns / 3 / SECOND,
                 kept.patience_seconds(),
             )
         except (NotSent, NoAnswer):
             kept.silences += 1
             self._link.directory.failed(endpoint)
-            again_ns = now_ns() + int(up_to(_AGAIN_NS))
+            again_ns = kept.again_ns()
         except WrongCluster:
             self._link.directory.is_foreign(endpoint)
-            again_ns = now_ns() + int(up_to(_AGAIN_NS))
+            again_ns = kept.again_ns()
         else:
             kept.silences = 0
             if isinstance(answer, ApiError):
@@ -185,7 +192,7 @@ class Keeper:
             if answer.reason == "LEASE_NOT_FOUND":
                 self.forget(presence.lease_id)
                 presence.lose(LossCause.GONE)
-            return now_ns() + int(up_to(_AGAIN_NS))
+            return kept.again_ns()
         if not presence.validity.renewed(sent_ns):
             self.forget(presence.lease_id)
             presence.lose(LossCause.EXPIRED)

@@ -73,6 +73,17 @@ class Call(NamedTuple):
     """Whether it changes something, so that its outcome can be in doubt."""
 
 
+class _Request(NamedTuple):
+    """One copy of a call, to one node."""
+
+    endpoint: Endpoint
+    method: str
+    path: str
+    body: dict[str, Any]
+    timeout: float
+    patience: float | None
+
+
 def get(path: str, **parameters: Any) -> Call:
     """Return a call that only reads."""
     known = {name: value for name, value in parameters.items() if value not in (None, "", 0)}
@@ -181,7 +192,7 @@ class Link:
     ) -> dict[str, Any]:
         """Make a call until it is answered clearly, or the time is up. Raises `Doubtful`."""
         attempt = _Attempts(call, deadline_ns)
-        patience = patience_seconds if wait_until_ns is None else WAIT_PATIENCE_SECONDS
+        patience = None if wait_until_ns is not None else patience_seconds
         while True:
             left_ns = deadline_ns - now_ns()
             if left_ns <= 0 or self.is_closed:
@@ -191,17 +202,22 @@ class Link:
                 call.body["wait_ms"] = left_ms
             endpoint = self.directory.pick()
             sent_ns = now_ns()
+            timeout = left_ns / SECOND
+            if wait_until_ns is not None:
+                timeout = min(timeout, WAIT_PATIENCE_SECONDS)
             try:
-                answer = await self.once(endpoint, call, min(patience, left_ns / SECOND))
+                answer = await self.once(endpoint, call, timeout, patience)
             except NotSent as problem:
                 self.directory.failed(endpoint)
                 pause = attempt.not_sent(str(problem), is_last=now_ns() >= deadline_ns)
             except NoAnswer as problem:
-                silent = now_ns() - sent_ns >= int(patience * 0.9 * SECOND)
-                if wait_until_ns is None or not silent:
+                is_silent_wait = wait_until_ns is not None and (
+                    now_ns() - sent_ns >= int(WAIT_PATIENCE_SECONDS * 0.9 * SECOND)
+                )
+                if not is_silent_wait:
                     self.directory.failed(endpoint)
                 pause = attempt.no_answer(str(problem))
-                if wait_until_ns is not None and silent:
+                if is_silent_wait:
                     # It may just be waiting: ask again at once, to keep the place. But not a node
                     # that has stopped.
                     if await self._status(endpoint) is None:
@@ -225,11 +241,12 @@ class Link:
             self._checked_ns = 0
 
     async def once(
-        self, endpoint: Endpoint, call: Call, timeout_seconds: float
+        self, endpoint: Endpoint, call: Call, timeout: float, patience: float | None = None
     ) -> dict[str, Any] | ApiError:
         """Send one copy of a call to one node."""
         body = self._without_unknown(endpoint, call)
-        response = await self._send(endpoint, call.method, call.path, body, timeout_seconds)
+        request = _Request(endpoint, call.method, call.path, body, timeout, patience)
+        response = await self._send(request)
         self._look_around_soon()
         if response.status == 200:
             return _parse(response, endpoint)
@@ -238,13 +255,13 @@ class Link:
             field = error.metadata.get("field", "")
             if (call.path, field) in _ADVISORY and field in body:
                 self._unknown_fields[endpoint, field] = now_ns()
-                return await self.once(endpoint, call, timeout_seconds)
+                return await self.once(endpoint, call, timeout, patience)
         if error.reason == "NO_SUCH_ROUTE":
             # That was the port for gRPC or for peers: the answer names the one for HTTP.
             moved = endpoint.at(error.metadata.get("http_address", ""))
             if moved is not None and self.directory.moved(endpoint, moved):
                 _log.info("%s is not the port for HTTP: using %s", endpoint, moved)
-                return await self.once(moved, call, timeout_seconds)
+                return await self.once(moved, call, timeout, patience)
         return error
 
     def _without_unknown(self, endpoint: Endpoint, call: Call) -> dict[str, Any]:
@@ -260,50 +277,33 @@ class Link:
                     del self._unknown_fields[endpoint, field]
         return body
 
-    async def _send(
-        self, endpoint: Endpoint, method: str, path: str, body: dict[str, Any], timeout: float
-    ) -> Response:
-        begun_ns = now_ns()
-        connection = await self._connect(endpoint, timeout)
-        left = timeout - (now_ns() - begun_ns) / SECOND
-        if left <= 0:
-            self.pool.give_back(connection)
-            raise NotSent(f"{endpoint} takes no connection in time")
+    async def _send(self, request: _Request) -> Response:
+        endpoint, begun_ns = request.endpoint, now_ns()
+        connection = await self._connect(endpoint, request.patience or request.timeout)
         was_used = connection.is_used
         sent_ns = now_ns()
         try:
-            response = await connection.request(
-                method, self._render(endpoint, method, path, body), left
-            )
+            response = await self._exchange(connection, request, sent_ns - begun_ns)
         except NoAnswer:
             # An idle connection may have been closed by the node meanwhile. The call is idempotent
             # by its request id, so a copy over a fresh connection does no harm.
-            if (
-                not was_used
-                or connection.heard_ns >= sent_ns
-                or now_ns() - begun_ns > timeout * SECOND / 2
-            ):
+            is_stale = was_used and connection.heard_ns < sent_ns and not connection.is_late
+            if not is_stale:
                 raise
             self.pool.forget(endpoint)
-            left = timeout - (now_ns() - begun_ns) / SECOND
-            return await self._send_anew(endpoint, method, path, body, left)
+            try:
+                connection = await self._connect(endpoint, request.patience or request.timeout)
+            except NotSent as problem:
+                raise NoAnswer(str(problem)) from problem  # the first copy was sent
+            response = await self._exchange(connection, request, now_ns() - begun_ns)
         self.pool.give_back(connection)
         self._check_cluster(endpoint, response)
         return response
 
-    async def _send_anew(
-        self, endpoint: Endpoint, method: str, path: str, body: dict[str, Any], timeout: float
-    ) -> Response:
-        try:
-            connection = await self._connect(endpoint, timeout)
-            response = await connection.request(
-                method, self._render(endpoint, method, path, body), timeout
-            )
-        except NotSent as problem:
-            raise NoAnswer(str(problem)) from problem  # the first copy was sent
-        self.pool.give_back(connection)
-        self._check_cluster(endpoint, response)
-        return response
+    async def _exchange(self, connection: Connection, request: _Request, spent_ns: int) -> Response:
+        content = self._render(request.endpoint, request.method, request.path, request.body)
+        left = max(0.001, request.timeout - spent_ns / SECOND)
+        return await connection.request(request.method, content, left, request.patience)
 
     async def stream(
         self, endpoint: Endpoint, path: str, take: Callable[[bytes], None], timeout: float
@@ -314,7 +314,7 @@ class Link:
         """
         connection = await self._connect(endpoint, timeout)
         response = await connection.request(
-            "GET", self._render(endpoint, "GET", path, {}), timeout, take
+            "GET", self._render(endpoint, "GET", path, {}), timeout, take=take
         )
         try:
             self._check_cluster(endpoint, response)
@@ -386,7 +386,8 @@ class Link:
 
     async def _status(self, endpoint: Endpoint) -> dict[str, Any] | None:
         try:
-            response = await self._send(endpoint, "GET", "/v1/status", {}, PATIENCE_SECONDS)
+            request = _Request(endpoint, "GET", "/v1/status", {}, PATIENCE_SECONDS, None)
+            response = await self._send(request)
             return _parse(response, endpoint) if response.status == 200 else None
         except (NotSent, NoAnswer, WrongCluster):
             return None

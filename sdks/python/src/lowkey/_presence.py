@@ -28,27 +28,32 @@ class Signal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
+        self._inside: list[Listener] = []  # of the SDK itself: told of any end
         self._cause: LossCause | None = None
         self._is_off = False
         self.event = threading.Event()
         """Set when it is over: lost, or ended by its owner."""
 
-    def listen(self, listener: Listener) -> None:
-        """Call this when the loss is told; at once if it was. It must not block."""
+    def listen(self, listener: Listener, of_any_end: bool = False) -> None:
+        """Call this when the loss is told; at once if it was. It must not block.
+
+        With `of_any_end` also when it is ended on purpose.
+        """
         with self._lock:
-            if self._is_off:
-                return
             cause = self._cause
-            if cause is None:
-                self._listeners.append(listener)
+            if self._is_off and not of_any_end:
                 return
-        listener(cause)
+            if cause is None and not self._is_off:
+                (self._inside if of_any_end else self._listeners).append(listener)
+                return
+        listener(cause or LossCause.CLOSED)
 
     def forget(self, listener: Listener) -> None:
         """Do not call this any more."""
         with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
+            for listeners in (self._listeners, self._inside):
+                if listener in listeners:
+                    listeners.remove(listener)
 
     def give(self, cause: LossCause) -> None:
         """Tell of the loss."""
@@ -56,7 +61,8 @@ class Signal:
             if self._cause is not None or self._is_off:
                 return
             self._cause = cause
-            listeners, self._listeners = self._listeners, []
+            listeners = self._inside + self._listeners
+            self._inside, self._listeners = [], []
         self.event.set()
         for listener in listeners:
             listener(cause)
@@ -65,8 +71,10 @@ class Signal:
         """Tell nobody any more: it was ended on purpose."""
         with self._lock:
             self._is_off = self._cause is None
-            self._listeners = []
+            listeners, self._inside, self._listeners = self._inside, [], []
         self.event.set()
+        for listener in listeners:
+            listener(LossCause.CLOSED)
 
     @property
     def cause(self) -> LossCause | None:
