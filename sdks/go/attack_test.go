@@ -33,7 +33,7 @@ func TestCancelledAcquiresLeaveNoLockBehind(t *testing.T) {
 		workers.Go(func() {
 			for !isOver.Load() {
 				ctx, cancel := context.WithTimeout(context.Background(), rand.N(20*time.Millisecond))
-				guard, err := sessions[rand.IntN(len(sessions))].Lock(ctx, fmt.Sprintf("attack/%d", rand.IntN(20)))
+				guard, err := sessions[rand.IntN(len(sessions))].Lock(ctx, fmt.Sprintf("attack/%d", rand.IntN(100)))
 				switch {
 				case err == nil:
 					granted.Add(1)
@@ -42,7 +42,11 @@ func TestCancelledAcquiresLeaveNoLockBehind(t *testing.T) {
 						t.Errorf("release: %v", err)
 					}
 				case errors.Is(err, context.DeadlineExceeded):
-					cancelled.Add(1)
+					// Others were cancelled while another goroutine of the session was at the name.
+					var details *lowkey.Error
+					if errors.As(err, &details) && details.OutcomeUnknown() {
+						cancelled.Add(1)
+					}
 				default:
 					t.Errorf("acquire: %v", err)
 				}
@@ -70,7 +74,7 @@ func TestCancelledAcquiresLeaveNoLockBehind(t *testing.T) {
 			t.Errorf("a session was lost: %v", s.Err())
 		}
 	}
-	t.Logf("%d acquires cancelled, %d granted and released, the leader killed %d times", cancelled.Load(), granted.Load(), kills)
+	t.Logf("%d acquires cancelled half-way, %d granted and released, the leader killed %d times", cancelled.Load(), granted.Load(), kills)
 }
 
 // A thousand sessions in one process share one stream, and no renewal is late.
