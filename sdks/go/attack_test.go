@@ -29,20 +29,38 @@ func TestCancelledAcquiresLeaveNoLockBehind(t *testing.T) {
 	var cancelled, granted atomic.Int64
 	var isOver atomic.Bool
 	var workers sync.WaitGroup
+	defer func() {
+		isOver.Store(true)
+		workers.Wait()
+	}()
+	// How long acquires may take follows from how long they take, on a machine of any speed: so that most of them,
+	// but not all, are cancelled half-way.
+	var bound atomic.Int64
+	bound.Store(int64(20 * time.Millisecond))
+	adapt := func(change int64) {
+		now := bound.Load()
+		bound.Store(min(max(now+now/100*change, int64(5*time.Millisecond)), int64(5*time.Second)))
+	}
 	for range 40 {
 		workers.Go(func() {
 			for !isOver.Load() {
-				ctx, cancel := context.WithTimeout(context.Background(), rand.N(20*time.Millisecond))
-				guard, err := sessions[rand.IntN(len(sessions))].Lock(ctx, fmt.Sprintf("attack/%d", rand.IntN(20)))
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.Int64N(bound.Load())))
+				guard, err := sessions[rand.IntN(len(sessions))].Lock(ctx, fmt.Sprintf("attack/%d", rand.IntN(100)))
 				switch {
 				case err == nil:
+					adapt(-20)
 					granted.Add(1)
 					time.Sleep(rand.N(3 * time.Millisecond))
 					if err := guard.Release(); err != nil {
 						t.Errorf("release: %v", err)
 					}
 				case errors.Is(err, context.DeadlineExceeded):
-					cancelled.Add(1)
+					// Others were cancelled while another goroutine of the session was at the name.
+					var details *lowkey.Error
+					if errors.As(err, &details) && details.OutcomeUnknown() {
+						adapt(1)
+						cancelled.Add(1)
+					}
 				default:
 					t.Errorf("acquire: %v", err)
 				}
@@ -70,7 +88,7 @@ func TestCancelledAcquiresLeaveNoLockBehind(t *testing.T) {
 			t.Errorf("a session was lost: %v", s.Err())
 		}
 	}
-	t.Logf("%d acquires cancelled, %d granted and released, the leader killed %d times", cancelled.Load(), granted.Load(), kills)
+	t.Logf("%d acquires cancelled half-way, %d granted and released, the leader killed %d times", cancelled.Load(), granted.Load(), kills)
 }
 
 // A thousand sessions in one process share one stream, and no renewal is late.
@@ -100,8 +118,8 @@ func TestAThousandSessionsAreRenewedInTime(t *testing.T) {
 	shortest := ttl
 	for time.Since(began) < 3*ttl {
 		for _, s := range sessions {
-			if s.Status() != lowkey.StatusHeld {
-				t.Fatalf("lease %d is %v", s.LeaseID(), s.Status())
+			if s.Err() != nil {
+				t.Fatalf("lease %d: %v", s.LeaseID(), s.Err())
 			}
 			shortest = min(shortest, s.Remaining())
 		}
@@ -115,7 +133,7 @@ func TestAThousandSessionsAreRenewedInTime(t *testing.T) {
 		count, time.Since(began).Round(time.Second), 100*used.Seconds()/time.Since(began).Seconds(),
 		memory.HeapAlloc/1024, shortest.Round(time.Millisecond), ttl*9/10)
 	// A session whose first renewal was not acknowledged in time would be in jeopardy at 40 % of its time.
-	if shortest < ttl*4/10 {
+	if _, isMeasured := clustertest.Rounds(t, 1); isMeasured && shortest < ttl*4/10 {
 		t.Errorf("a renewal was late: only %v were left", shortest)
 	}
 }
@@ -221,7 +239,7 @@ func TestANodeThatHangsIsLeft(t *testing.T) {
 
 func TestAnotherClusterIsRefused(t *testing.T) {
 	ours, foreign := clustertest.Start(t, 1), clustertest.Start(t, 1)
-	client := dial(t, append(ours.Endpoints(), foreign.Endpoints()...), lowkey.CallTimeout(2*time.Second))
+	client := dial(t, append(ours.Endpoints(), foreign.Endpoints()...), lowkey.CallTimeout(5*time.Second))
 	cluster := client.ClusterID()
 	if len(cluster) != 32 {
 		t.Fatalf("%q", cluster)
@@ -229,7 +247,7 @@ func TestAnotherClusterIsRefused(t *testing.T) {
 	if _, err := lowkey.Dial(t.Context(), foreign.Endpoints(), lowkey.ClusterID(cluster)); !errors.Is(err, lowkey.ErrWrongCluster) {
 		t.Fatalf("%v", err)
 	}
-	s := session(t, client, 10*time.Second)
+	s := session(t, client, 60*time.Second)
 	ours.Nodes[0].Kill()
 	if _, err := s.TryLock(t.Context(), "x"); err == nil {
 		t.Fatal("the lock is that of another cluster")

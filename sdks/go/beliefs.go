@@ -8,7 +8,7 @@ import (
 	"lowkey/lowkeypb"
 )
 
-// givenUpMax is how many given-up acquires are remembered: far more than can be under way (128), or are
+// givenUpMax is how many given-up acquires are remembered at least: far more than can be under way (128), or are
 // remembered by the service (256).
 const givenUpMax = 1024
 
@@ -64,8 +64,8 @@ func (b *beliefs) giveUp(acquireRequestID string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.givenUp = append(b.givenUp, acquireRequestID)
-	if len(b.givenUp) > givenUpMax {
-		b.givenUp = slices.Clone(b.givenUp[len(b.givenUp)-givenUpMax/2:])
+	if len(b.givenUp) >= 2*givenUpMax {
+		b.givenUp = slices.Clone(b.givenUp[givenUpMax:])
 	}
 }
 

@@ -116,7 +116,7 @@ func (l *link) call(ctx context.Context, call *lowkeypb.SessionCall, limit time.
 func (l *link) callPatiently(
 	ctx context.Context, call *lowkeypb.SessionCall, limit, patience time.Duration,
 ) (*lowkeypb.SessionAnswer, *Error) {
-	if size := proto.Size(call); size > callBytesMax {
+	if size := sizeOf(call); size > callBytesMax {
 		return nil, invalid("the request has %d bytes, more than the %d that a request may have: "+
 			"a name has 512 at most, a value 4096", size, callBytesMax)
 	}
@@ -142,6 +142,9 @@ func (l *link) callPatiently(
 		return nil, cancelled(ctx, true)
 	}
 }
+
+// sizeOf is how many bytes a call has on the wire.
+func sizeOf(call *lowkeypb.SessionCall) int { return proto.Size(call) }
 
 func closedError() *Error {
 	return &Error{kind: ErrClosed, Message: "the client is closed"}

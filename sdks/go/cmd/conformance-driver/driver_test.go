@@ -235,7 +235,7 @@ func TestADriverSaysWhatTheSDKDoes(t *testing.T) {
 // of the loss soon.
 func TestAPausedProcessBelievesNothingWhenItWakes(t *testing.T) {
 	cluster := clustertest.Start(t, 3)
-	const ttl = 1
+	const ttl = 2
 	var mu sync.Mutex
 	var delays []time.Duration
 	play := func(t *testing.T, round int) {
@@ -248,8 +248,11 @@ func TestAPausedProcessBelievesNothingWhenItWakes(t *testing.T) {
 		woken := nowNanos()
 		p.signal(syscall.SIGCONT)
 		probe, lost := p.event("probe", nil), p.event("lost", map[string]any{"lock": "l"})
-		if lastTrue := nanosOf(t, probe, "last_true_ns"); lastTrue >= woken {
-			t.Errorf("it believed %v after it woke", time.Duration(lastTrue-woken))
+		// If the driver was stopped before its first question, there was none that was answered with yes.
+		if probe["trues"] != float64(0) {
+			if lastTrue := nanosOf(t, probe, "last_true_ns"); lastTrue >= woken {
+				t.Errorf("it believed %v after it woke", time.Duration(lastTrue-woken))
+			}
 		}
 		if lost["cause"] != "expired" && lost["cause"] != "gone" {
 			t.Errorf("lost: %v", lost)
@@ -306,6 +309,11 @@ func TestLossIsToldWithoutANetwork(t *testing.T) {
 	t.Logf("told %v after the clock said so", late)
 	if _, isMeasured := clustertest.Rounds(t, 1); isMeasured && late > 200*time.Millisecond {
 		t.Errorf("told %v after the clock said so", late)
+	}
+	// The node answers the renewals late, since it ended no lease while it stood still. Nothing comes back by that.
+	p.do("session.new", map[string]any{"client": "c", "session": "later", "ttl_seconds": 2})
+	if held := p.do("lock.held", map[string]any{"lock": "l"}); held["held"] != false {
+		t.Errorf("a late answer revived it: %v", held)
 	}
 	if kind := p.kind("lock.check", map[string]any{"lock": "l"}); kind != "lost" {
 		t.Error(kind)
