@@ -76,7 +76,7 @@ test("a process that was stopped past its leases believes in nothing after wakin
       const lost = await about("lost");
       const probe = await about("probe");
       // It is absent if the process was stopped before the first question.
-      assert.ok(BigInt(String(probe["last_true_ns"] ?? 0)) < wokenAt, "it was held after waking");
+      assert.ok(BigInt((probe["last_true_ns"] as string | undefined) ?? 0) < wokenAt, "it was held after waking");
       delays.push(Number(BigInt(String(lost["at_ns"])) - wokenAt) / 1e6);
     }
   }
