@@ -311,8 +311,10 @@ export class Client implements AsyncDisposable {
    */
   async close(): Promise<void> {
     const closing = [...this.#sessions].map((session) => session[Symbol.asyncDispose]());
+    const timer = new AbortController();
     const isFlushed = Promise.all(closing).then(() => this.#inner.flush());
-    await Promise.race([isFlushed, sleep(this.#inner.callTimeoutMs, undefined, true)]);
+    await Promise.race([isFlushed, sleep(this.#inner.callTimeoutMs, timer.signal)]);
+    timer.abort();
     const isLeft = this.#inner.hasTold;
     this.#inner.close();
     if (isLeft) throw new UnavailableError("releases are left that no node has answered", { outcomeUnknown: true });

@@ -10,7 +10,7 @@
 import { setMaxListeners } from "node:events";
 import type { IncomingMessage } from "node:http";
 import type { Credentials } from "./credentials.js";
-import { InvalidArgumentError, type LowkeyError, WrongClusterError } from "./errors.js";
+import { InvalidArgumentError, LowkeyError, WrongClusterError } from "./errors.js";
 import { Lane } from "./lane.js";
 import { Backoff } from "./random.js";
 import { isAboutTheNode } from "./reasons.js";
@@ -112,12 +112,13 @@ export class Cluster {
 
   /** Makes a call, and repeats it until it is answered or its time is up. */
   async call(call: Call): Promise<Fields> {
-    const ask = (): Promise<Fields> => this.#repeat(call);
-    return call.waits ? ask() : this.#lane.run(ask);
+    if (this.#ended.signal.aborted) throw new LowkeyError("the client is closed");
+    const deadline = performance.now() + call.timeMs;
+    const ask = (): Promise<Fields> => this.#repeat(call, deadline);
+    return call.waits ? ask() : this.#lane.run(ask, call.signal);
   }
 
-  async #repeat(call: Call): Promise<Fields> {
-    const deadline = performance.now() + call.timeMs;
+  async #repeat(call: Call, deadline: number): Promise<Fields> {
     const copies = new Copies(call.changesSomething);
     let backoff = new Backoff();
     let patienceMs = PATIENCE_MS;

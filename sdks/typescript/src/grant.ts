@@ -78,7 +78,8 @@ export class Grant {
 
   /**
    * R9: belief ends, and then the release is sent. It carries the token, so that it never ends a newer grant.
-   * If no node answers in time, it goes on in the background.
+   * If no node answers in time, it goes on in the background. So it does from the beginning if the session has
+   * expired: then nobody answers, as a rule.
    */
   async release(): Promise<void> {
     const lost = this.lossCause;
@@ -90,6 +91,10 @@ export class Grant {
       throw lost === "gone" ? new SessionLostError(lost) : this.#notHeldError();
     }
     const body = releaseByToken(this.granted.name, this.presence.leaseId, this.granted.token);
+    if (lost === "expired") {
+      this.#releaseInBackground(body);
+      throw new SessionLostError(lost);
+    }
     try {
       await this.inner.change("/v1/lock/release", body);
       this.#turn.end();
@@ -100,9 +105,7 @@ export class Grant {
 
   #releaseFailed(error: unknown, body: Record<string, unknown>): void {
     if (!(error instanceof LowkeyError) || error.retryable) {
-      this.inner.tellRelease(this.presence, body, () => {
-        this.#turn.end();
-      });
+      this.#releaseInBackground(body);
       throw error;
     }
     this.#turn.end();
@@ -113,6 +116,12 @@ export class Grant {
     // Perhaps a copy of this same release arrived before, or the session was closed on purpose.
     const isExpected = error.mayHaveBeenDone || this.presence.lossCause === "closed";
     if (!(NOT_HELD.has(error.reason ?? "") && isExpected)) throw error;
+  }
+
+  #releaseInBackground(body: Record<string, unknown>): void {
+    this.inner.tellRelease(this.presence, body, () => {
+      this.#turn.end();
+    });
   }
 
   #notHeldError(): LowkeyError {

@@ -1,4 +1,5 @@
 /** Locks: how one is asked for, and the guard of one that is held. */
+import { setMaxListeners } from "node:events";
 import { inspect } from "node:util";
 import type { Entry, Turn, Way } from "./door.js";
 import {
@@ -103,7 +104,7 @@ export class LockGuard implements AsyncDisposable {
    * loop was blocked, gets `false` from the first question on.
    */
   get held(): boolean {
-    return this.#released === undefined && this.grant.isHeld;
+    return !this.#controller.signal.aborted && this.grant.isHeld;
   }
 
   /** How long it is held for certain if no further renewal is acknowledged, in milliseconds. */
@@ -121,12 +122,8 @@ export class LockGuard implements AsyncDisposable {
 
   /** Why it is no longer held; `undefined` while it is. */
   get lossCause(): LossCause | undefined {
-    return this.#released === undefined ? this.grant.lossCause : (this.#cause ?? "closed");
-  }
-
-  get #cause(): LossCause | undefined {
     const reason: unknown = this.#controller.signal.reason;
-    return reason instanceof BeliefEndedError ? reason.lossCause : undefined;
+    return reason instanceof BeliefEndedError ? reason.lossCause : this.grant.lossCause;
   }
 
   /** Throws a {@link LockLostError} if the lock is not held now. */
@@ -159,7 +156,7 @@ export class LockGuard implements AsyncDisposable {
     let stop: (() => void) | undefined;
     const isOver = new Promise<never>((_resolve, reject) => {
       stop = () => {
-        reject(new LockLostError(this.name, this.token, this.#cause ?? "closed"));
+        reject(new LockLostError(this.name, this.token, this.lossCause ?? "closed"));
       };
       this.signal.addEventListener("abort", stop, { once: true });
     });
@@ -231,6 +228,8 @@ class Stop {
   constructor(sources: readonly (AbortSignal | undefined)[], timeMs: number | undefined) {
     this.#sources = sources.filter((source) => source !== undefined);
     for (const source of this.#sources) {
+      // One signal may be given to any number of calls: that is no leak.
+      setMaxListeners(0, source);
       if (source.aborted) this.#abort();
       else source.addEventListener("abort", this.#abort, { once: true });
     }

@@ -145,12 +145,16 @@ export class Session implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
-    const isGone = this.#presence.lossCause === "gone";
+    const cause = this.#presence.lossCause;
     this.#presence.lose("closed");
     this.#inner.keeper.forget(this.#presence);
-    if (isGone) return;
-    // An expired session is revoked too: the service may not have noticed yet.
+    if (cause === "gone") return;
     const body = { lease_id: this.leaseId, owner_id: this.#inner.owner, request_id: requestId() };
+    // An expired session is revoked too: the service may not have noticed yet. But nobody answers, as a rule.
+    if (cause === "expired") {
+      this.#inner.tellRevoke(this.#presence, body);
+      return;
+    }
     try {
       await this.#inner.change("/v1/lease/revoke", body);
     } catch (error) {

@@ -168,6 +168,7 @@ export class EventStream<E> implements AsyncIterableIterator<E>, AsyncDisposable
     let backoff = new Backoff();
     const { signal } = this.#ended;
     while (!signal.aborted) {
+      const begun = performance.now();
       const { endpoint, outcome } = await this.#cluster.stream(this.#target(), this.#headers(), signal);
       if (outcome.kind === "stream") {
         const error = await this.#follow(outcome.stream);
@@ -175,8 +176,8 @@ export class EventStream<E> implements AsyncIterableIterator<E>, AsyncDisposable
           this.#end(error);
           return;
         }
-        // The node had told something, so the next attempt need not be slow.
-        backoff = new Backoff();
+        // The node had told something for a while, so the next attempt need not be slow.
+        if (performance.now() - begun > 1_000) backoff = new Backoff();
         this.#cluster.doubt(endpoint);
       } else if (outcome.kind === "refused" && !meaningOf(outcome.refusal.reason, outcome.refusal.status).retryable) {
         this.#end(refusalError(outcome.refusal));

@@ -1,52 +1,9 @@
 /** The driver of the conformance suite, told by hand. */
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { once } from "node:events";
-import { join } from "node:path";
-import { createInterface } from "node:readline";
 import { test } from "node:test";
 import { nowNanos } from "../src/clock.js";
-import { eventually, NODES, PACKAGE, TestCluster } from "./cluster.js";
-
-type Line = Record<string, unknown> & { ok?: Record<string, unknown>; error?: Record<string, unknown> };
-
-class Driver {
-  readonly #child = spawn(join(PACKAGE, "conformance-driver"), { stdio: ["pipe", "pipe", "inherit"] });
-  readonly lines: Line[] = [];
-  #last = 0;
-
-  constructor() {
-    createInterface({ input: this.#child.stdout }).on("line", (line) => this.lines.push(JSON.parse(line) as Line));
-  }
-
-  send(op: string, fields: Record<string, unknown> = {}): number {
-    this.#last += 1;
-    this.#child.stdin.write(`${JSON.stringify({ id: this.#last, op, ...fields })}\n`);
-    return this.#last;
-  }
-
-  answer(id: number): Promise<Line> {
-    return eventually(`an answer to ${id}`, () => this.lines.find((line) => line["id"] === id));
-  }
-
-  async ask(op: string, fields: Record<string, unknown> = {}): Promise<Line> {
-    return this.answer(this.send(op, fields));
-  }
-
-  event(name: string): Promise<Line> {
-    return eventually(`the event ${name}`, () => this.lines.find((line) => line["event"] === name));
-  }
-
-  signal(signal: NodeJS.Signals): void {
-    this.#child.kill(signal);
-  }
-
-  async end(): Promise<number> {
-    const over = once(this.#child, "exit");
-    this.#child.stdin.end();
-    return ((await over) as [number])[0];
-  }
-}
+import { eventually, NODES, TestCluster } from "./cluster.js";
+import { Driver } from "./driven.js";
 
 test("the driver does what it is told", NODES, async () => {
   await using cluster = await TestCluster.start();
@@ -85,5 +42,46 @@ test("the driver does what it is told", NODES, async () => {
   assert.ok(["expired", "gone"].includes(String(lost["cause"])));
   assert.ok(BigInt(String(probe["last_true_ns"])) < wokenAt, "it never believed anything after waking");
   assert.equal((await driver.ask("lock.check", { lock: "a" })).error?.["kind"], "lost");
+  assert.equal(await driver.end(), 0);
+});
+
+/** 20 locks a round. */
+const ROUNDS = Number(process.env["LOWKEY_PAUSE_ROUNDS"] ?? 2);
+const LOCKS = 20;
+
+test("a process that was stopped past its leases believes in nothing after waking", NODES, async (context) => {
+  await using cluster = await TestCluster.start();
+  const driver = new Driver();
+  await driver.ask("client.new", { client: "c", endpoints: cluster.endpoints });
+  const delays: number[] = [];
+  for (let round = 0; round < ROUNDS; round += 1) {
+    const names = Array.from({ length: LOCKS }, (_, number) => `pause/${round}/${number}`);
+    await Promise.all(
+      names.map(async (name) => {
+        await driver.ask("session.new", { client: "c", session: name, ttl_seconds: 4 });
+        assert.ok((await driver.ask("lock.acquire", { session: name, lock: name, name })).ok);
+        await driver.ask("lock.probe", { lock: name });
+      }),
+    );
+    driver.signal("SIGSTOP");
+    await eventually("the leases have run out", async () => {
+      const answer = await fetch(`${cluster.endpoints[0] ?? ""}/v1/locks?prefix=pause/`);
+      return ((await answer.json()) as { locks: unknown[] }).locks.length === 0 || undefined;
+    });
+    const wokenAt = nowNanos();
+    driver.signal("SIGCONT");
+    for (const name of names) {
+      const about = (event: string): Promise<Record<string, unknown>> =>
+        eventually(`${event} of ${name}`, () => driver.lines.find((line) => line["event"] === event && line["lock"] === name));
+      const lost = await about("lost");
+      const probe = await about("probe");
+      // It is absent if the process was stopped before the first question.
+      assert.ok(BigInt((probe["last_true_ns"] as string | undefined) ?? 0) < wokenAt, "it was held after waking");
+      delays.push(Number(BigInt(String(lost["at_ns"])) - wokenAt) / 1e6);
+    }
+  }
+  delays.sort((one, other) => one - other);
+  const at = (share: number): string => delays[Math.min(Math.floor(delays.length * share), delays.length - 1)]?.toFixed(1) ?? "";
+  context.diagnostic(`${delays.length} losses signalled after waking: p50 ${at(0.5)} ms, p99 ${at(0.99)} ms, most ${at(1)} ms`);
   assert.equal(await driver.end(), 0);
 });

@@ -53,8 +53,11 @@ describe("locks", NODES, () => {
     await using rival = await other.session({ ttlMs: 10_000 });
     const waiting = rival.lock("handed over");
     await eventually("somebody waits", async () => (await client.get("handed over")).waiterCount === 1 || undefined);
+    const seen: boolean[] = [];
+    guard.signal.addEventListener("abort", () => seen.push(guard.held));
     await guard.release();
     assert.ok(!guard.held && guard.signal.aborted && guard.lossCause === "closed");
+    assert.deepEqual(seen, [false], "belief had ended when the signal came");
     await using next = await waiting;
     assert.ok(next.token > guard.token);
   });
@@ -180,6 +183,17 @@ describe("locks", NODES, () => {
     assert.equal((await client.checkToken("looked/at", guard.token - 1n)).current, false);
     assert.equal((await client.status()).isLeader, true);
     assert.match(client.clusterId ?? "", /^[0-9a-f]{32}$/);
+  });
+
+  test("a client that is closed does nothing more", async () => {
+    const closed = new Client({ endpoints: cluster.endpoints });
+    const session = await closed.session({ ttlMs: 10_000 });
+    const guard = await session.lock("of a closed client");
+    await closed.close();
+    assert.deepEqual([guard.held, session.held, guard.lossCause], [false, false, "closed"]);
+    assert.equal((await client.get("of a closed client")).holderCount, 0);
+    await assert.rejects(closed.status(), /the client is closed/);
+    await assert.rejects(closed.session({ ttlMs: 10_000 }), /the client is closed/);
   });
 
   test("the address of the gRPC port will do", async () => {

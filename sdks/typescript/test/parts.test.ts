@@ -146,4 +146,15 @@ test("a lane never lets in more than it may", async () => {
   assert.deepEqual([most, inside], [3, 0]);
   await assert.rejects(lane.run(() => Promise.reject(new Error("it failed"))), /it failed/);
   await lane.run(work);
+
+  const narrow = new Lane(1);
+  const controller = new AbortController();
+  let free: () => void = () => undefined;
+  const first = narrow.run(() => new Promise<void>((resolve) => (free = resolve)));
+  const gone = narrow.run(work, controller.signal);
+  const last = narrow.run(work);
+  controller.abort(new Error("no longer wanted"));
+  await assert.rejects(gone, /no longer wanted/);
+  free();
+  await Promise.all([first, last]);
 });
