@@ -63,7 +63,7 @@ fn every_sdk_keeps_the_same_promises() {
                     Err(_) => failed.push(format!("{name} in {}", language.name)),
                 }
             }
-            table.push_str(&format!("{:>8} {good}/{rounds}", language.name));
+            table.push_str(&format!("  {} {good}/{rounds}", language.name));
         }
         table.push('\n');
     }
