@@ -310,7 +310,7 @@ fn half_open_handshakes_lock_nobody_out() {
     let secure = Secure::start_with(1, &["--max-connections", "200"]);
     let ports = secure.nodes[0].ports;
     let half_open = |number: usize| {
-        let port = if number % 2 == 0 { ports.grpc } else { ports.http };
+        let port = if number.is_multiple_of(2) { ports.grpc } else { ports.http };
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         // The beginning of a hello; or of a record that never comes; or nothing.
         let beginnings: [&[u8]; 3] = [&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3], &[22], &[]];
@@ -321,7 +321,7 @@ fn half_open_handshakes_lock_nobody_out() {
     let mut crowd = Vec::new();
     for number in 0..count {
         crowd.push(half_open(number));
-        if number % (count / 4) == 0 {
+        if number.is_multiple_of(count / 4) {
             printed(&mut secure.billing(&["acquire", &format!("lock-{number}"), "--ttl", "60s"]));
         }
     }

@@ -262,6 +262,7 @@ async fn connection(
         () = &mut stop_signal => return,
         () = &mut has_to_go => return,
     };
+    // Many of these futures exist at once. All but the usual branch are boxed, to keep them small.
     match beginning {
         Beginning::Plain(protocol, io) => {
             let talk = Talk { builder, protocol, account, names: None };
@@ -281,19 +282,19 @@ async fn connection(
                     () = uncovered => tracing::info!(%peer, "closing: --tls-client-ca no longer covers its certificate"),
                 }
             };
-            talk.serve(io, service, stop_signal, Box::pin(has_to_go)).await;
+            Box::pin(talk.serve(io, service, stop_signal, Box::pin(has_to_go))).await;
         }
         Beginning::Unencrypted(protocol, io) => {
             complaints.tell(peer, "this port speaks TLS, and it does not; it must use https://");
             let talk = Talk { builder, protocol, account, names: None };
-            talk.serve(io, SpeakTls { address }, stop_signal, has_to_go).await;
+            Box::pin(talk.serve(io, SpeakTls { address }, stop_signal, has_to_go)).await;
         }
         Beginning::Unexpected(io) => {
             let cause = "it speaks TLS, and this port does not; give the node --tls-cert and --tls-key, or use http://";
             complaints.tell(peer, cause);
             // The builder finds no request in it, and says so in plain HTTP, which clients recognise.
             let talk = Talk { builder, protocol: Protocol::Http1, account, names: None };
-            talk.serve(io, service, stop_signal, has_to_go).await;
+            Box::pin(talk.serve(io, service, stop_signal, has_to_go)).await;
         }
         // Silent, gone before it said anything, or refused by the handshake.
         Beginning::Over(advice) => {

@@ -28,7 +28,7 @@ pub(super) enum Beginning {
     /// As the port wants it: without encryption.
     Plain(Protocol, Rewound<TcpStream>),
     /// As the port wants it: with encryption.
-    Encrypted(Protocol, Rewound<TlsStream<TcpStream>>, Holder),
+    Encrypted(Protocol, Rewound<Box<TlsStream<TcpStream>>>, Holder),
     /// Not encrypted, on a port that wants encryption.
     Unencrypted(Protocol, Rewound<TcpStream>),
     /// Encrypted, on a port without encryption. The answer is one that clients recognise as plain HTTP.
@@ -72,7 +72,7 @@ async fn encrypted(stream: TcpStream, tls: &Tls, patience: Duration) -> Beginnin
             }
             Err(_) => return Beginning::Over(None),
         };
-    match timeout(patience, read_beginning(stream)).await {
+    match timeout(patience, read_beginning(Box::new(stream))).await {
         Ok(Ok((protocol, io))) => Beginning::Encrypted(protocol, io, Holder { chain, names }),
         // With TLS 1.3 a client hears only now that it is refused, or says only now that it refuses.
         _ => Beginning::Over(None),
