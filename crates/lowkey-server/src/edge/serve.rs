@@ -37,6 +37,7 @@ use tonic::codegen::Service;
 use self::crowd::{Crowd, Seat};
 use super::budget::{Account, Budget, MemoryLimits};
 use super::{charged, stopped};
+use crate::peers::tls::{PeerTls, Proof};
 
 /// The beginning of every HTTP/2 connection, and of no HTTP/1 request.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -120,6 +121,31 @@ pub async fn serve(
     budget: Option<Arc<Budget>>,
     stop: watch::Receiver<bool>,
 ) {
+    serve_behind(None, listener, service, limits, budget, stop).await;
+}
+
+/// The same for the port of the peers, whose connections are encrypted: each request carries the [`Proof`] of its
+/// caller's key.
+///
+/// [`Proof`]: crate::peers::tls::Proof
+pub(crate) async fn serve_peers(
+    tls: Arc<PeerTls>,
+    listener: TcpListener,
+    service: impl Answering,
+    limits: ServeLimits,
+    stop: watch::Receiver<bool>,
+) {
+    serve_behind(Some(tls), listener, service, limits, None, stop).await;
+}
+
+async fn serve_behind(
+    peer_tls: Option<Arc<PeerTls>>,
+    listener: TcpListener,
+    service: impl Answering,
+    limits: ServeLimits,
+    budget: Option<Arc<Budget>>,
+    stop: watch::Receiver<bool>,
+) {
     let builder = connection_builder(&limits);
     let crowd = Crowd::new(limits.max_connections);
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
@@ -156,7 +182,8 @@ pub async fn serve(
                     continue;
                 };
                 is_full = false;
-                let guest = Guest { stream, seat, account, stop: stop.clone() };
+                let (peer_tls, stop) = (peer_tls.clone(), stop.clone());
+                let guest = Guest { stream, peer_tls, seat, account, stop };
                 connections.spawn(connection(guest, service.clone(), builder.clone(), limits));
             }
             Err(error) if is_about_one_connection(&error) => {}
@@ -225,6 +252,7 @@ fn prepare(stream: &TcpStream, limits: &ServeLimits) -> io::Result<()> {
 /// A connection, its place and its account.
 struct Guest {
     stream: TcpStream,
+    peer_tls: Option<Arc<PeerTls>>,
     seat: Seat,
     account: Option<Arc<Account>>,
     stop: watch::Receiver<bool>,
@@ -237,25 +265,87 @@ async fn connection(
     builder: auto::Builder<TokioExecutor>,
     limits: ServeLimits,
 ) {
-    let Guest { stream, seat, account, stop } = guest;
+    let Guest { stream, peer_tls, seat, account, stop } = guest;
     let mut stop_signal = Box::pin(stopped(stop));
     if let Err(error) = prepare(&stream, &limits) {
         tracing::debug!(%error, "cannot set the options of a connection");
     }
     let mut has_to_go = Box::pin(seat.has_to_go(limits.header_read_timeout));
-    let beginning = tokio::select! {
-        beginning = timeout(limits.header_read_timeout, read_beginning(stream)) => beginning,
-        () = &mut stop_signal => return,
-        () = &mut has_to_go => return,
+    let has_to_end = async {
+        tokio::select! {
+            () = &mut stop_signal => {}
+            () = &mut has_to_go => {}
+        }
     };
-    // Silent, or gone before it said anything.
-    let Ok(Ok((protocol, io))) = beginning else { return };
+    match peer_tls {
+        None => {
+            let beginning = read_beginning(stream.into_split());
+            let Some((protocol, io)) = begun(beginning, has_to_end, limits).await else { return };
+            talk(
+                io,
+                protocol.limit(builder),
+                Charged { service, account, proof: None },
+                stop_signal,
+                has_to_go,
+            )
+            .await;
+        }
+        Some(tls) => {
+            let beginning = async {
+                let (stream, proof) = tls.accept(stream).await?;
+                Ok((read_beginning(tokio::io::split(stream)).await?, proof))
+            };
+            let Some(((protocol, io), proof)) = begun(beginning, has_to_end, limits).await else { return };
+            let charged = Charged { service, account, proof: Some(proof) };
+            talk(io, protocol.limit(builder), charged, stop_signal, has_to_go).await;
+        }
+    }
+}
 
-    let builder = match protocol {
-        Protocol::Http1 => builder.http1_only(),
-        Protocol::Http2 => builder.http2_only(),
+/// What a connection begins with, unless it must end before.
+async fn begun<B>(
+    beginning: impl Future<Output = io::Result<B>>,
+    has_to_end: impl Future<Output = ()>,
+    limits: ServeLimits,
+) -> Option<B> {
+    let beginning = tokio::select! {
+        beginning = timeout(limits.header_read_timeout, beginning) => beginning,
+        () = has_to_end => return None,
     };
-    let service = service_fn(move |request| charged::answer(service.clone(), account.clone(), request));
+    match beginning {
+        Ok(Ok(begun)) => Some(begun),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a connection ended before it began");
+            None
+        }
+        // Silent.
+        Err(_) => None,
+    }
+}
+
+/// What answers on a connection, and whom it is charged to.
+struct Charged<S> {
+    service: S,
+    account: Option<Arc<Account>>,
+    /// On the peers' port: which key the caller has.
+    proof: Option<Proof>,
+}
+
+/// Speaks HTTP on a connection until it ends, or must.
+async fn talk(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    builder: auto::Builder<TokioExecutor>,
+    charged: Charged<impl Answering>,
+    mut stop_signal: impl Future<Output = ()> + Unpin,
+    mut has_to_go: impl Future<Output = ()> + Unpin,
+) {
+    let Charged { service, account, proof } = charged;
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        if let Some(proof) = proof {
+            request.extensions_mut().insert(proof);
+        }
+        charged::answer(service.clone(), account.clone(), request)
+    });
     let mut connection = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(io), service));
     let ended = tokio::select! {
         ended = &mut connection => ended,
@@ -279,10 +369,20 @@ enum Protocol {
     Http2,
 }
 
+impl Protocol {
+    fn limit(self, builder: auto::Builder<TokioExecutor>) -> auto::Builder<TokioExecutor> {
+        match self {
+            Self::Http1 => builder.http1_only(),
+            Self::Http2 => builder.http2_only(),
+        }
+    }
+}
+
 /// Reads until the protocol is clear. The returned stream yields these bytes again. The builder could
 /// detect the protocol by itself, but would wait for ever.
-async fn read_beginning(stream: TcpStream) -> io::Result<(Protocol, impl AsyncRead + AsyncWrite + Unpin)> {
-    let (mut reader, writer) = stream.into_split();
+async fn read_beginning<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    (mut reader, writer): (R, W),
+) -> io::Result<(Protocol, impl AsyncRead + AsyncWrite + Unpin + use<R, W>)> {
     let mut beginning = Vec::with_capacity(HTTP2_PREFACE.len());
     let protocol = loop {
         let wanted = (HTTP2_PREFACE.len() - beginning.len()) as u64;

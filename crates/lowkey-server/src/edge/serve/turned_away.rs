@@ -21,7 +21,7 @@ const ENHANCE_YOUR_CALM: u32 = 0xb;
 pub(super) async fn turn_away(stream: TcpStream, limit: usize) {
     let message = format!("this port has {limit} connections, as many as it may (--max-connections)");
     let told = async {
-        let (protocol, mut io) = read_beginning(stream).await?;
+        let (protocol, mut io) = read_beginning(stream.into_split()).await?;
         tell(&mut io, protocol, &message).await
     };
     // A client that does not listen is not told.
