@@ -143,10 +143,7 @@ async fn start_in(
     let Some((cluster, member)) = directory.node.membership else {
         return Err(StartError::NothingToDo { path: directory.path });
     };
-    // A node of the version before has none yet.
-    key.keep()?;
-    let tls = PeerTls::new(&key)?;
-    run(config, ports, directory, Own { info, tls, cluster, member }, how)
+    run(config, ports, directory, Own { info, key, cluster, member }, how)
 }
 
 async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -234,7 +231,7 @@ async fn settle_membership(
 /// Who this node is, and where it belongs.
 struct Own {
     info: NodeInfo,
-    tls: PeerTls,
+    key: NodeKey,
     cluster: ClusterId,
     member: MemberId,
 }
@@ -246,7 +243,7 @@ fn run(
     own: Own,
     how: &'static str,
 ) -> Result<RunningNode, StartError> {
-    let Own { info, tls, cluster, member } = own;
+    let Own { info, mut key, cluster, member } = own;
     let about = About {
         node_name: info.name.to_string(),
         cluster_id: cluster.to_string(),
@@ -260,7 +257,7 @@ fn run(
         own: member,
         identity: directory.node.identity,
         raft_address: info.raft_address.clone(),
-        tls: Arc::new(tls),
+        tls: Arc::new(PeerTls::new(&key)?),
         known: Known::new(directory.node.known.iter().cloned()),
     });
     let stopping = watch::Sender::new(false);
@@ -268,6 +265,8 @@ fn run(
     let clock = Clock::new();
     let (root, replica, feed) = root_lane(&config, &directory, (cluster, member), found, &stopping)?;
     check_own_key(&root.view.status(), &hello, &directory)?;
+    // A node of the version before has none yet.
+    key.keep()?;
     let lanes = Lanes::new(Arc::clone(&root));
     let forwarders = Forwarders::default();
     let runtime = tokio::runtime::Handle::current();

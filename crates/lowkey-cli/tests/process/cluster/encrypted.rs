@@ -201,7 +201,8 @@ fn three_nodes_speak_encrypted_with_nothing_to_set_up_and_who_does_not_is_refuse
     eventually("all vote", || (founder.status()?["clusterSize"] == 3).then_some(()));
     // A request that is forwarded, and entries of the log: all of it passes the tap one way or the other.
     for node in [&founder, &tapped, &third] {
-        let lock = r#"{"lock_name":"a-name-that-nobody-may-read","owner_id":"o","ttl_seconds":60,"wait_ms":0}"#;
+        let lock =
+            r#"{"lock_name":"a-name-that-nobody-may-read","owner_id":"o","ttl_seconds":60,"wait_ms":0}"#;
         let _ = node.http("POST", "/v1/lock/acquire", lock).unwrap();
     }
     let (_, applied) = founder.log_position();
@@ -289,7 +290,9 @@ fn handshakes_that_never_end_do_not_keep_peers_out() {
     cluster.nodes[follower].start_ready();
     let before = cluster.nodes[follower].log_position().1;
     cluster.nodes[leader].ok("POST", "/v1/lease", r#"{"owner_id":"o","ttl_seconds":10}"#);
-    eventually("the follower hears of it", || (cluster.nodes[follower].log_position().1 > before).then_some(()));
+    eventually("the follower hears of it", || {
+        (cluster.nodes[follower].log_position().1 > before).then_some(())
+    });
     drop(hung);
 }
 
@@ -319,7 +322,7 @@ fn an_invitation_lets_in_one_node_once_and_a_restart_needs_it_no_more() {
     // Replayed by another node, it lets nobody in.
     let third = Node::new(folder.path(), "n3", &flags);
     let ended = run_to_end(&mut third.command());
-    assert!(ended.code == Some(1) && ended.stderr.contains("used already"), "{ended:?}");
+    assert!(ended.code == Some(69) && ended.stderr.contains("used already"), "{ended:?}");
     assert!(!ended.stderr.contains(&text[20..]), "{ended:?}");
     // Nor in the place of a node that is expected.
     founder.ok("POST", "/v1/cluster/peers", r#"{"node_id":"n3","raft_address":"127.0.0.1:1"}"#);
@@ -347,16 +350,17 @@ fn an_invitation_whose_time_is_over_is_refused_and_so_is_one_of_another_cluster(
     std::thread::sleep(Duration::from_millis(1_100));
     let late = Node::new(folder.path(), "n2", &["--join-token-file", token.to_str().unwrap()]);
     let ended = run_to_end(&mut late.command());
-    assert!(ended.code == Some(1) && ended.stderr.contains("is over"), "{ended:?}");
+    assert!(ended.code == Some(69) && ended.stderr.contains("is over"), "{ended:?}");
 
     // A node that has another key than the invitation says is told nothing.
     let text = std::fs::read_to_string(&token).unwrap();
     for damaged in ["", "nonsense", &text[..text.len() - 2]] {
         std::fs::write(&token, damaged).unwrap();
         let ended = run_to_end(&mut late.command());
-        assert!(ended.code == Some(2) && ended.stderr.contains("holds no invitation"), "{ended:?}");
+        assert!(ended.code == Some(64) && ended.stderr.contains("holds no invitation"), "{ended:?}");
     }
-    let (status, refused) = founder.http("POST", "/v1/cluster/invitations", r#"{"ttlSeconds":86401}"#).unwrap();
+    let (status, refused) =
+        founder.http("POST", "/v1/cluster/invitations", r#"{"ttlSeconds":86401}"#).unwrap();
     assert!(status == 400 && refused.contains("INVALID_TTL_SECONDS"), "{refused}");
 }
 

@@ -56,8 +56,8 @@ async fn a_cluster_of_the_version_before_is_encrypted_when_its_last_node_is_upgr
         let (mut last, mut done) = (0, 0_u64);
         while !*stopped.borrow_and_update() {
             let guard = working.lock("busy").acquire().await.expect("an acquire");
-            assert!(guard.token().0 > last, "tokens rise");
-            last = guard.token().0;
+            assert!(guard.token() > last, "tokens rise");
+            last = guard.token();
             guard.release().await.expect("a release");
             done += 1;
         }

@@ -94,7 +94,8 @@ impl Machines {
 #[test]
 fn three_machines_come_together_by_flags() {
     let page = Page::read("docs/operate/three-machines.md");
-    let (first, second) = (page.block_with("lowkey --bootstrap"), page.block_with("lowkey --join-token-file"));
+    let (first, second) =
+        (page.block_with("lowkey --bootstrap"), page.block_with("lowkey --join-token-file"));
     let invite = page.block_with("lowkey member invite");
     let third = second.text.replace("node-2", "node-3").replace("10.0.0.2", "10.0.0.3");
     let machines = Machines::new();
