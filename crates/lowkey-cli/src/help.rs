@@ -143,6 +143,12 @@ const HELP: &[Help] = &[
         page: "docs/operate/members.md",
     },
     Help {
+        command: "member invite",
+        examples: &["lowkey member invite > join-token", "lowkey member invite --ttl 10m > join-token"],
+        commands: "member add, server",
+        page: "docs/operate/members.md",
+    },
+    Help {
         command: "member promote",
         examples: &["lowkey member promote node-4", "lowkey member promote node-4 --wait 2m"],
         commands: "member list",

@@ -238,6 +238,13 @@ pub(crate) fn print_json(value: &impl Serialize) -> io::Result<()> {
     out.flush()
 }
 
+/// One line for a file or another program: nothing but the token.
+pub(crate) fn print_token(token: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{token}")?;
+    out.flush()
+}
+
 /// How long something lives, in seconds.
 pub(crate) fn time_left(left: Option<Duration>) -> String {
     left.map_or_else(|| "-".to_owned(), |left| format!("{:.1}s", left.as_secs_f64()))

@@ -12,7 +12,7 @@ use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{About, Config, Ended, RunningNode, StartError};
+use lowkey_server::{About, Config, Ended, JoinToken, RunningNode, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -37,6 +37,10 @@ pub(crate) struct ServerArgs {
         help_heading = "The cluster"
     )]
     join: Vec<String>,
+
+    /// Join with the invitation in this file if the data directory is empty: see `lowkey member invite`
+    #[arg(long, value_name = "FILE", env = "LOWKEY_JOIN_TOKEN_FILE", help_heading = "The cluster")]
+    join_token_file: Option<PathBuf>,
 
     /// Where the node keeps its data; made if it is missing
     #[arg(
@@ -302,12 +306,15 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
     let no_signals = |source| StartError::Io { doing: "cannot listen for signals".into(), source };
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let join_token = join_token(&args)?;
     let listened = [args.raft_addr.name, args.grpc_addr.name, args.http_addr.name];
     let config = Config {
         node_name: args.node_id,
         data_dir: args.data_dir,
         bootstrap: args.bootstrap,
         join: args.join,
+        join_token,
+        insecure: args.insecure,
         raft_listen: args.raft_addr.address,
         grpc_listen: args.grpc_addr.address,
         http_listen: args.http_addr.address,
@@ -359,6 +366,14 @@ async fn hung_up(hangup: &mut Option<Signal>) {
     match hangup {
         Some(hangup) => drop(hangup.recv().await),
         None => std::future::pending().await,
+    }
+}
+
+/// The invitation, if the node has to join yet: a restart with the same flags needs no such file any more.
+fn join_token(args: &ServerArgs) -> Result<Option<JoinToken>, StartError> {
+    match &args.join_token_file {
+        Some(path) if !lowkey_server::belongs_to_cluster(&args.data_dir) => JoinToken::read(path).map(Some),
+        _ => Ok(None),
     }
 }
 

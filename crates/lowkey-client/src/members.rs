@@ -1,10 +1,12 @@
 //! The nodes of the cluster and their leader: for operators.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use lowkey_api::Reason;
 use lowkey_api::v1::{
-    AddPeerRequest, Member, RemovePeerRequest, TransferLeaderRequest, TransferLeaderResponse,
+    AddPeerRequest, InvitePeerRequest, InvitePeerResponse, Member, RemovePeerRequest, TransferLeaderRequest,
+    TransferLeaderResponse,
 };
 
 use crate::client::{Client, Effect};
@@ -60,6 +62,27 @@ impl Client {
                 })
                 .await?;
         Ok(added.member_id)
+    }
+
+    /// Makes an invitation: with its token one node may join, once, within this time (at most a day). The token is a
+    /// secret. The node takes it from a file: `--join-token-file`.
+    ///
+    /// ```no_run
+    /// # async fn example(client: lowkey_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let invited = client.invite_member(std::time::Duration::from_secs(3600)).await?;
+    /// std::fs::write("join-token", invited.token)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn invite_member(&self, ttl: Duration) -> Result<InvitePeerResponse, Error> {
+        let ttl_seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
+        let request = InvitePeerRequest { ttl_seconds, request_id: random::request_id() };
+        // Asked twice, there are two invitations, and one of them nobody knows.
+        self.inner
+            .unary(Effect::Change, &request, |mut client, request| async move {
+                client.invite_peer(request).await
+            })
+            .await
     }
 
     /// Removes a node from the cluster. The node says so and ends by itself. A leader hands over the lead

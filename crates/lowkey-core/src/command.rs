@@ -6,7 +6,8 @@
 
 use crate::claim::{Mode, Scope};
 use crate::name::{
-    LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value,
+    InvitationHash, KeyHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket,
+    Token, Ttl, Value,
 };
 
 /// One change of the replicated state.
@@ -113,6 +114,8 @@ pub enum Command {
     AddMember {
         /// The node as it describes itself.
         node: NodeInfo,
+        /// The invitation that it came with, which is used up by this entry.
+        invitation: Option<InvitationHash>,
     },
     /// Renews what is known of a registered node. Other than [`Command::AddMember`] it never registers one: a
     /// node that was removed and does not know it must not come in again by telling its addresses.
@@ -132,6 +135,16 @@ pub enum Command {
     /// Ends the quarantine of a new beginning: see [`crate::NewBeginning`]. A leader proposes it when it has
     /// waited for as long as anybody may still believe; that stays true in every later term.
     EndQuarantine,
+    /// Makes an invitation: with its secret a node may join, once.
+    Invite {
+        /// The hash of its secret.
+        invitation: InvitationHash,
+        /// For how long it is good.
+        lifetime_seconds: u64,
+        /// The proposer's wall clock, from which that counts. Other than elsewhere it is more than shown: the leader
+        /// that is asked to let a node in compares it with its own.
+        since_unix_ms: u64,
+    },
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -143,7 +156,8 @@ macro_rules! since_of {
             | Self::Release { since_unix_ms, .. }
             | Self::SetValue { since_unix_ms, .. }
             | Self::CancelWait { since_unix_ms, .. }
-            | Self::Expire { since_unix_ms, .. } => Some(since_unix_ms),
+            | Self::Expire { since_unix_ms, .. }
+            | Self::Invite { since_unix_ms, .. } => Some(since_unix_ms),
             Self::CreateLease { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
@@ -173,7 +187,8 @@ impl Command {
             Self::CreateLease { .. }
             | Self::Acquire { .. }
             | Self::SetValue { .. }
-            | Self::AddMember { .. } => true,
+            | Self::AddMember { .. }
+            | Self::Invite { .. } => true,
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
@@ -201,7 +216,8 @@ impl Command {
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
-            | Self::EndQuarantine => None,
+            | Self::EndQuarantine
+            | Self::Invite { .. } => None,
         }
     }
 
@@ -213,9 +229,14 @@ impl Command {
         }
     }
 
-    /// Leaves out what a command set of that version does not know and can do without: what is only shown, and
-    /// that giving up is final. The rest is understood as it always was.
+    /// Leaves out what a command set of that version does not know and can do without: what is only shown,
+    /// that giving up is final, and the keys of nodes. The rest is understood as it always was.
     pub fn limit_to(&mut self, version: u32) {
+        if let Self::AddMember { node, .. } | Self::UpdateMember { node, .. } = self
+            && version < 6
+        {
+            node.key_hash = None;
+        }
         if version >= 5 {
             return;
         }
@@ -289,6 +310,9 @@ pub struct NodeInfo {
     pub http_address: String,
     /// The highest version of the command set that it understands.
     pub command_version: u32,
+    /// The hash of the key that it proves its identity with. None for a node that has not come, and for one that
+    /// was registered before nodes had keys.
+    pub key_hash: Option<KeyHash>,
 }
 
 /// What a command did.
@@ -353,6 +377,11 @@ pub enum Reply {
     },
     /// Locks are granted again, or were all along.
     QuarantineEnded,
+    /// A node may join with an invitation.
+    Invited {
+        /// Until when, by the wall clock of the leader that made it.
+        expires_unix_ms: u64,
+    },
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.
@@ -432,6 +461,15 @@ pub enum Refusal {
         /// The name that was given.
         name: NodeName,
     },
+    /// The node is registered with another key. A key is never changed: who can do that has stolen an identity.
+    NodeKeyDiffers {
+        /// The node's name.
+        name: NodeName,
+    },
+    /// No such invitation was made, or it was forgotten when its time was over.
+    InvitationNotFound,
+    /// Another node came with the invitation.
+    InvitationUsed,
     /// The node is the only one: without it there is no cluster.
     LastNode {
         /// Its name.

@@ -12,7 +12,8 @@
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{encode_mode, encode_scope};
 use crate::holders::Grant;
-use crate::name::{LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket};
+use crate::invitation::Invitation;
+use crate::name::{InvitationHash, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket};
 use crate::recent::Remembered;
 use crate::state::{Lease, Wait};
 
@@ -41,6 +42,7 @@ pub(crate) enum DigestPart<'a> {
     Grant(&'a LockName, &'a Grant),
     Wait(Ticket, &'a Wait),
     Member(MemberId, &'a NodeInfo),
+    Invitation(InvitationHash, &'a Invitation),
     /// Remembered by its owner, or by the lease that it is counted with.
     Request(Option<&'a OwnerId>, &'a RequestId, &'a Remembered),
 }
@@ -72,12 +74,28 @@ impl DigestPart<'_> {
                 mix.text(request.as_str());
             }
             Self::Member(id, node) => {
-                let NodeInfo { name, identity, raft_address, grpc_address, http_address, command_version } =
-                    node;
+                let NodeInfo {
+                    name,
+                    identity,
+                    raft_address,
+                    grpc_address,
+                    http_address,
+                    command_version,
+                    key_hash,
+                } = node;
                 mix.numbers(&[4, id.0, u64::from(*command_version)]);
                 mix.text(name.as_str());
                 mix.bytes(identity.as_ref().map_or(&[], |identity| identity.0.as_slice()));
                 [raft_address, grpc_address, http_address].into_iter().for_each(|address| mix.text(address));
+                // Nothing where there is none: a node of before, which knows of no keys, comes to the same.
+                if let Some(key_hash) = key_hash {
+                    mix.bytes(&key_hash.0);
+                }
+            }
+            Self::Invitation(hash, Invitation { expires_unix_ms, used_by }) => {
+                mix.numbers(&[20, *expires_unix_ms]);
+                mix.bytes(&hash.0);
+                mix.bytes(used_by.as_ref().map_or(&[], |identity| identity.0.as_slice()));
             }
             Self::Request(owner, request, Remembered { fingerprint, reply }) => {
                 mix.numbers(&[5, *fingerprint]);
@@ -143,7 +161,8 @@ impl Mix {
             | Reply::Expired { .. }
             | Reply::MemberAdded { .. }
             | Reply::MemberRemoved { .. }
-            | Reply::QuarantineEnded => {
+            | Reply::QuarantineEnded
+            | Reply::Invited { .. } => {
                 unreachable!("only requests of clients that had their effect are remembered")
             }
         }

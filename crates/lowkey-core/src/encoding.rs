@@ -11,23 +11,27 @@ use prost::Message as _;
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
+use crate::limits::INVITATION_SECONDS_MAX;
 use crate::name::{
-    Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl,
-    Value,
+    Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value,
 };
 
 /// The version of the command set that this build understands. Raised with every new kind.
 ///
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
-/// final; who released or revoked, and when a value was set.
-pub const COMMAND_VERSION: u32 = 5;
+/// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
+/// with invitations.
+pub const COMMAND_VERSION: u32 = 6;
 
 impl Command {
     /// The command set that a node must understand to carry it out. It is proposed only when every member
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::AddMember { invitation: Some(_), .. } | Self::Invite { .. } => 6,
+            Self::AddMember { node, .. } | Self::UpdateMember { node, .. } if node.key_hash.is_some() => 6,
             Self::Release { grant: GrantRef::GivenUp(..), .. }
             | Self::Release { actor: Some(_), .. }
             | Self::RevokeLease { actor: Some(_), .. }
@@ -41,7 +45,7 @@ impl Command {
             {
                 1
             }
-            Self::AddMember { node } if node.identity.is_some() => 1,
+            Self::AddMember { node, .. } if node.identity.is_some() => 1,
             Self::Acquire { .. } | Self::SetValue { .. } | Self::CancelWait { .. } => 2,
             Self::AddMember { .. } | Self::UpdateMember { .. } | Self::RemoveMember { .. } => 3,
             Self::EndQuarantine => 4,
@@ -84,7 +88,7 @@ const HEAD_BYTES_MAX: usize = 11;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20")]
     kind: Option<Kind>,
 }
 
@@ -112,6 +116,8 @@ enum Kind {
     UpdateMember(UpdateMemberProto),
     #[prost(message, tag = "12")]
     EndQuarantine(EndQuarantineProto),
+    #[prost(message, tag = "20")]
+    Invite(InviteProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -250,6 +256,16 @@ struct UpdateMemberProto {
 struct EndQuarantineProto {}
 
 #[derive(Clone, PartialEq, prost::Message)]
+struct InviteProto {
+    #[prost(bytes = "vec", tag = "1")]
+    invitation: Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    lifetime_seconds: u64,
+    #[prost(uint64, tag = "3")]
+    since_unix_ms: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct NodeInfoProto {
     #[prost(string, tag = "1")]
     name: String,
@@ -264,6 +280,12 @@ pub(crate) struct NodeInfoProto {
     http_address: String,
     #[prost(uint32, tag = "6")]
     command_version: u32,
+    /// Empty when the node has no key yet.
+    #[prost(bytes = "vec", tag = "20")]
+    key_hash: Vec<u8>,
+    /// Only where a node is added, and came with one.
+    #[prost(bytes = "vec", tag = "21")]
+    invitation: Vec<u8>,
 }
 
 impl Command {
@@ -310,6 +332,7 @@ impl Command {
             Self::RemoveMember { .. } => 9,
             Self::UpdateMember { .. } => 10,
             Self::EndQuarantine => 12,
+            Self::Invite { .. } => 20,
         }
     }
 
@@ -381,7 +404,13 @@ impl Command {
                 decided_term: proto.decided_term,
                 since_unix_ms: proto.since_unix_ms,
             },
-            Kind::AddMember(proto) => Self::AddMember { node: proto.try_into()? },
+            Kind::AddMember(proto) => {
+                let invitation = decode_hash(&proto.invitation)?.map(InvitationHash);
+                if invitation.is_some() && proto.identity.is_empty() {
+                    return Err(DecodeError::Malformed("an invitation that nobody came with".into()));
+                }
+                Self::AddMember { node: proto.try_into()?, invitation }
+            }
             Kind::UpdateMember(proto) => {
                 let node = proto
                     .node
@@ -393,6 +422,16 @@ impl Command {
                 member: (proto.member != 0).then_some(MemberId(proto.member)),
             },
             Kind::EndQuarantine(EndQuarantineProto {}) => Self::EndQuarantine,
+            Kind::Invite(proto) => {
+                let invitation = decode_hash(&proto.invitation)?.map(InvitationHash);
+                let invitation = invitation
+                    .ok_or_else(|| DecodeError::Malformed("an invitation without its hash".into()))?;
+                if !(1..=INVITATION_SECONDS_MAX).contains(&proto.lifetime_seconds) {
+                    return Err(DecodeError::Malformed("an invitation for no time, or for too long".into()));
+                }
+                let InviteProto { lifetime_seconds, since_unix_ms, .. } = proto;
+                Self::Invite { invitation, lifetime_seconds, since_unix_ms }
+            }
         })
     }
 }
@@ -486,7 +525,10 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, *decided_term);
                 fields.number(3, *since_unix_ms);
             }
-            Command::AddMember { node } => node.write(fields),
+            Command::AddMember { node, invitation } => {
+                node.write(fields);
+                fields.bytes(21, invitation.as_ref().map_or(&[], |hash| &hash.0));
+            }
             Command::UpdateMember { member, node } => {
                 fields.number(1, member.0);
                 fields.message(2, node);
@@ -496,20 +538,36 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, member.map_or(0, |member| member.0));
             }
             Command::EndQuarantine => {}
+            Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
+                fields.bytes(1, &invitation.0);
+                fields.number(2, *lifetime_seconds);
+                fields.number(3, *since_unix_ms);
+            }
         }
     }
 }
 
 impl MessagePart for NodeInfo {
     fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
-        let Self { name, identity, raft_address, grpc_address, http_address, command_version } = self;
+        let Self { name, identity, raft_address, grpc_address, http_address, command_version, key_hash } =
+            self;
         fields.text(1, name.as_str());
         fields.bytes(2, identity.as_ref().map_or(&[], |identity| &identity.0));
         fields.text(3, raft_address);
         fields.text(4, grpc_address);
         fields.text(5, http_address);
         fields.number(6, (*command_version).into());
+        fields.bytes(20, key_hash.as_ref().map_or(&[], |hash| &hash.0));
     }
+}
+
+/// A hash, or nothing.
+pub(crate) fn decode_hash(bytes: &[u8]) -> Result<Option<[u8; 32]>, DecodeError> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let bytes = <[u8; 32]>::try_from(bytes);
+    bytes.map(Some).map_err(|_| DecodeError::Malformed("a hash that is not 32 bytes".into()))
 }
 
 fn decode_actor(actor: &str) -> Result<Option<OwnerId>, Invalid> {
@@ -557,6 +615,8 @@ impl From<&NodeInfo> for NodeInfoProto {
             grpc_address: node.grpc_address.clone(),
             http_address: node.http_address.clone(),
             command_version: node.command_version,
+            key_hash: node.key_hash.map(|hash| hash.0.to_vec()).unwrap_or_default(),
+            invitation: Vec::new(),
         }
     }
 }
@@ -573,6 +633,7 @@ impl TryFrom<NodeInfoProto> for NodeInfo {
                 Some(NodeIdentity(bytes))
             }
         };
+        let key_hash = decode_hash(&proto.key_hash)?.map(KeyHash);
         Ok(Self {
             name: NodeName::parse(&proto.name)?,
             identity,
@@ -580,6 +641,7 @@ impl TryFrom<NodeInfoProto> for NodeInfo {
             grpc_address: proto.grpc_address,
             http_address: proto.http_address,
             command_version: proto.command_version,
+            key_hash,
         })
     }
 }

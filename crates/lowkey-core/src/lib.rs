@@ -18,6 +18,7 @@ mod encoding;
 mod fields;
 mod held;
 mod holders;
+mod invitation;
 pub mod limits;
 mod name;
 mod paths;
@@ -33,11 +34,12 @@ pub use command::{
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
 pub use holders::Grant;
+pub use invitation::Invitation;
 pub use lowkey_mutants as mutants;
 pub use lowkey_record::GroupId;
 pub use name::{
-    ClusterId, Holds, Invalid, LeaseId, LockName, MemberId, NamePrefix, NodeIdentity, NodeName, OwnerId,
-    RequestId, Ticket, Token, Ttl, Value, WaitTime,
+    ClusterId, Holds, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, NamePrefix,
+    NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use state::{CountersSpent, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView};

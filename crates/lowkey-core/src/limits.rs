@@ -27,6 +27,10 @@ pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 pub const NODE_NAME_BYTES_MAX: usize = 128;
 /// Nodes that one cluster may have, those that are only expected included: each costs every other one a connection.
 pub const MEMBERS_MAX: usize = 15;
+/// Invitations that are kept at a time, used ones included.
+pub const INVITATIONS_MAX: usize = 64;
+/// Longest time for which an invitation is good: a day.
+pub const INVITATION_SECONDS_MAX: u64 = 86_400;
 /// Longest `host:port` that a node may advertise, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Waiters that one lock may have at a time.

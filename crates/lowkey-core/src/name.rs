@@ -360,7 +360,16 @@ pub struct ClusterId(pub [u8; 16]);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeIdentity(pub [u8; 16]);
 
-/// Both random ids are shown as 32 hexadecimal digits.
+/// The SHA-256 hash of a node's public key (of its SubjectPublicKeyInfo, DER). The node proves with the key that
+/// it is who it says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyHash(pub [u8; 32]);
+
+/// The SHA-256 hash of an invitation's secret. The secret itself is known to whom it was given, and to no replica.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InvitationHash(pub [u8; 32]);
+
+/// Ids and hashes are shown as hexadecimal digits.
 macro_rules! hex_display {
     ($($name:ident),*) => {$(
         impl fmt::Display for $name {
@@ -377,7 +386,7 @@ macro_rules! hex_display {
     )*};
 }
 
-hex_display!(ClusterId, NodeIdentity);
+hex_display!(ClusterId, NodeIdentity, KeyHash, InvitationHash);
 
 #[cfg(test)]
 mod tests {

@@ -12,28 +12,38 @@ use prost::{Message, encoding};
 
 use crate::claim::Mode;
 use crate::command::{NodeInfo, Reply};
-use crate::encoding::{DecodeError, NodeInfoProto, decode_mode, decode_scope, encode_mode, encode_scope};
+use crate::encoding::{
+    DecodeError, NodeInfoProto, decode_hash, decode_mode, decode_scope, encode_mode, encode_scope,
+};
 use crate::fields::{Fnv, Sink as _};
 use crate::holders::Grant;
-use crate::limits::{LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
+use crate::invitation::Invitation;
+use crate::limits::{INVITATIONS_MAX, LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
 use crate::mutants;
 use crate::name::{
-    ClusterId, Invalid, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket,
-    Token, Ttl, Value,
+    ClusterId, Invalid, InvitationHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value,
 };
 use crate::recent::Remembered;
 use crate::state::{Lease, State, Wait};
 
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
-/// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine.
-pub const SNAPSHOT_VERSION: u32 = 3;
+/// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
+/// of nodes, and invitations.
+pub const SNAPSHOT_VERSION: u32 = 4;
 
-/// What a snapshot is written as. Quarantine is rare, and a reader that does not know of it would grant: only then
-/// is it the newest version. All other snapshots stay as they were, so that nodes of before can read them while a
-/// cluster is upgraded, and replicas of both hash alike.
+/// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
+/// keys and invitations would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
+/// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
-    if state.quarantine { SNAPSHOT_VERSION } else { 2 }
+    if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
+        SNAPSHOT_VERSION
+    } else if state.quarantine {
+        3
+    } else {
+        2
+    }
 }
 
 /// Bytes that are not a snapshot that this build can use.
@@ -114,6 +124,8 @@ const MEMBERS: u32 = 9;
 const LEASE_REQUESTS: u32 = 10;
 /// In the order of waiting.
 const WAITS: u32 = 11;
+/// Behind `quarantine`.
+const INVITATIONS: u32 = 20;
 
 fn write_parts<M: Message>(bytes: &mut Vec<u8>, kind: u32, parts: impl Iterator<Item = M>) {
     parts.for_each(|part| encoding::message::encode(kind, &part, bytes));
@@ -206,6 +218,17 @@ struct MemberProto {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+struct InvitationProto {
+    #[prost(bytes = "vec", tag = "1")]
+    hash: Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    expires_unix_ms: u64,
+    /// Empty while nobody came with it.
+    #[prost(bytes = "vec", tag = "3")]
+    used_by: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 struct RequestProto {
     #[prost(string, tag = "1")]
     request: String,
@@ -280,6 +303,8 @@ impl State {
         write_parts(&mut bytes, WAITS, self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)));
         let tail = HeadProto { quarantine: self.quarantine, ..HeadProto::default() };
         bytes.extend(tail.encode_to_vec());
+        let invitations = self.invitations.iter();
+        write_parts(&mut bytes, INVITATIONS, invitations.map(|(hash, known)| invitation_proto(*hash, known)));
         bytes
     }
 
@@ -324,6 +349,7 @@ impl State {
         if state.quarantine && !state.locks.is_empty() {
             return malformed("it is in quarantine, and locks are held");
         }
+        read_parts(bytes, INVITATIONS, |invitation| state.restore_invitation(&invitation))?;
         state.check_queues()?;
         Ok(state)
     }
@@ -513,6 +539,35 @@ impl State {
             None => Ok(()),
         }
     }
+
+    fn restore_invitation(&mut self, proto: &InvitationProto) -> Result<(), SnapshotError> {
+        let Some(hash) = decode_hash(&proto.hash)?.map(InvitationHash) else {
+            return malformed("an invitation has no hash");
+        };
+        let used_by = match proto.used_by.as_slice() {
+            [] => None,
+            bytes => match <[u8; 16]>::try_from(bytes) {
+                Ok(identity) => Some(NodeIdentity(identity)),
+                Err(_) => return malformed("an invitation was used by an identity that is not 16 bytes"),
+            },
+        };
+        if self.invitation(hash).is_some() {
+            return malformed("an invitation is there twice");
+        }
+        if self.invitations.len() == INVITATIONS_MAX {
+            return malformed("it has more invitations than are kept");
+        }
+        self.put_invitation(hash, Invitation { expires_unix_ms: proto.expires_unix_ms, used_by });
+        Ok(())
+    }
+}
+
+fn invitation_proto(hash: InvitationHash, known: &Invitation) -> InvitationProto {
+    InvitationProto {
+        hash: hash.0.to_vec(),
+        expires_unix_ms: known.expires_unix_ms,
+        used_by: known.used_by.map(|identity| identity.0.to_vec()).unwrap_or_default(),
+    }
 }
 
 fn lease_proto(id: LeaseId, lease: &Lease) -> LeaseProto {
@@ -578,7 +633,8 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         | Reply::Expired { .. }
         | Reply::MemberAdded { .. }
         | Reply::MemberRemoved { .. }
-        | Reply::QuarantineEnded => {
+        | Reply::QuarantineEnded
+        | Reply::Invited { .. } => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

@@ -29,6 +29,7 @@ use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
+use crate::invitation::Invitations;
 use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::paths::Paths;
 use crate::recent::Recent;
@@ -45,7 +46,8 @@ pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 /// - A lease has, or awaits, a name in one mode and scope only.
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
-/// - `digest` is that of all leases, grants, waits and members.
+/// - `digest` is that of all leases, grants, waits, members and invitations.
+/// - The key of a member never changes, and an invitation lets in one node.
 /// - No lease id and no member id is ever given twice.
 /// - In quarantine nothing is held or waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +74,9 @@ pub struct State {
     /// Requests that made or ended a lease, or released what they know by its owner alone, and so cannot be
     /// remembered by one.
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
-    digest: Digest,
+    /// How new nodes come in: see `invitation.rs`.
+    pub(crate) invitations: Invitations,
+    pub(crate) digest: Digest,
     /// Nothing is granted: the cluster began anew, and holders of before may still believe.
     pub(crate) quarantine: bool,
 }
@@ -178,6 +182,7 @@ impl State {
             paths: Paths::default(),
             members: BTreeMap::new(),
             lease_requests: Recent::default(),
+            invitations: Invitations::new(),
             digest: Digest::default(),
             quarantine: false,
         }

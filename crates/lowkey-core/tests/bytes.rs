@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{
-    AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, LeaseId, LockName, MemberId, Mode,
-    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
+    AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, InvitationHash, KeyHash, LeaseId, LockName,
+    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket,
+    Token, Ttl, Value,
 };
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -53,14 +54,17 @@ fn number() -> impl Strategy<Value = u64> {
 
 fn node() -> impl Strategy<Value = NodeInfo> {
     let name = "\\PC{1,20}".prop_filter_map("not a node name", |text| NodeName::parse(&text).ok());
-    (name, option::of(any::<[u8; 16]>()), ".{0,20}", ".{0,20}", ".{0,20}", any::<u32>()).prop_map(
-        |(name, identity, raft_address, grpc_address, http_address, command_version)| NodeInfo {
+    let addresses = (".{0,20}", ".{0,20}", ".{0,20}");
+    let key_hash = option::of(any::<[u8; 32]>());
+    (name, option::of(any::<[u8; 16]>()), addresses, any::<u32>(), key_hash).prop_map(
+        |(name, identity, (raft_address, grpc_address, http_address), command_version, key_hash)| NodeInfo {
             name,
             identity: identity.map(NodeIdentity),
             raft_address,
             grpc_address,
             http_address,
             command_version,
+            key_hash: key_hash.map(KeyHash),
         },
     )
 }
@@ -123,7 +127,18 @@ fn command() -> impl Strategy<Value = Command> {
         (collection::vec(any::<u64>().prop_map(LeaseId), 0..20), any::<u64>(), any::<u64>()).prop_map(
             |(leases, decided_term, since_unix_ms)| Command::Expire { leases, decided_term, since_unix_ms }
         ),
-        node().prop_map(|node| Command::AddMember { node }),
+        (node(), option::of(any::<[u8; 32]>())).prop_map(|(node, invitation)| Command::AddMember {
+            // Nobody who is only expected has come with one.
+            invitation: invitation.filter(|_| node.identity.is_some()).map(InvitationHash),
+            node,
+        }),
+        (any::<[u8; 32]>(), 1..=86_400u64, any::<u64>()).prop_map(
+            |(invitation, lifetime_seconds, since_unix_ms)| Command::Invite {
+                invitation: InvitationHash(invitation),
+                lifetime_seconds,
+                since_unix_ms
+            }
+        ),
         (any::<u64>(), node())
             .prop_map(|(member, node)| Command::UpdateMember { member: MemberId(member), node }),
         (node(), option::of(number().prop_map(MemberId)))
@@ -143,12 +158,14 @@ fn part() -> impl Strategy<Value = (u8, Vec<u8>)> {
     ]
 }
 
-/// What stands behind a command's kind and length.
-fn body(mut bytes: &[u8]) -> &[u8] {
-    bytes = &bytes[1..];
-    let length = prost::encoding::decode_varint(&mut bytes).expect("a length");
-    assert_eq!(length, bytes.len() as u64, "a command is one message");
-    bytes
+/// A command's kind, and what stands behind its length.
+fn kind_and_body(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let mut rest = bytes;
+    prost::encoding::decode_varint(&mut rest).expect("a kind");
+    let kind = &bytes[..bytes.len() - rest.len()];
+    let length = prost::encoding::decode_varint(&mut rest).expect("a length");
+    assert_eq!(length, rest.len() as u64, "a command is one message");
+    (kind, rest)
 }
 
 /// A way in which bytes go wrong.
@@ -232,10 +249,10 @@ proptest! {
         let mut part = vec![number << 3 | wire_type];
         part.extend(value);
         let bytes = command.encode();
-        let (kind, body) = (bytes[0], body(&bytes));
+        let (kind, body) = kind_and_body(&bytes);
         let later = if inside {
             let body = [body, &part].concat();
-            let mut later = vec![kind];
+            let mut later = kind.to_vec();
             prost::encoding::encode_varint(body.len() as u64, &mut later);
             [later, body].concat()
         } else {

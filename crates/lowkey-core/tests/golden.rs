@@ -16,8 +16,11 @@
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
 //! - `expire LEASE… decided_term=TERM`
-//! - `add_member NAME [identity=0..255] [host=HOST] [version=N]`; without an identity it is expected
-//! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N]`, `remove_member NAME [member=MEMBER]`
+//! - `add_member NAME [identity=0..255] [host=HOST] [version=N] [key=0..255] [invitation=0..255]`; without an identity it
+//!   is expected
+//! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N] [key=0..255]`, `remove_member NAME
+//!   [member=MEMBER]`
+//! - `invite 0..255 seconds=N [since=MS]`
 //! - `end_quarantine`
 //! - `noop`: an entry without a command
 //!
@@ -40,8 +43,9 @@ use std::path::Path;
 
 use lowkey_core::{
     AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
-    InTheWay, Invalid, LeaseId, LockName, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName,
-    OwnerId, Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value, WaitEnd,
+    InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, Mode, NewBeginning,
+    NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope, State, Ticket,
+    Token, Ttl, Value, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -179,6 +183,17 @@ enum Entry {
         host: Option<String>,
         #[arg(key)]
         version: Option<u32>,
+        #[arg(key)]
+        key: Option<u8>,
+        #[arg(key)]
+        invitation: Option<u8>,
+    },
+    Invite {
+        invitation: u8,
+        #[arg(key)]
+        seconds: u64,
+        #[arg(key, optional)]
+        since: u64,
     },
     UpdateMember {
         member: u64,
@@ -189,6 +204,8 @@ enum Entry {
         host: Option<String>,
         #[arg(key)]
         version: Option<u32>,
+        #[arg(key)]
+        key: Option<u8>,
     },
     RemoveMember {
         name: String,
@@ -285,12 +302,18 @@ impl Entry {
                 decided_term,
                 since_unix_ms: since,
             },
-            Self::AddMember { name, identity, host, version } => {
-                Command::AddMember { node: node(&name, identity, host, version)? }
-            }
-            Self::UpdateMember { member, name, identity, host, version } => Command::UpdateMember {
+            Self::AddMember { name, identity, host, version, key, invitation } => Command::AddMember {
+                node: node(&name, identity, host, version, key)?,
+                invitation: invitation.map(|byte| InvitationHash([byte; 32])),
+            },
+            Self::UpdateMember { member, name, identity, host, version, key } => Command::UpdateMember {
                 member: MemberId(member),
-                node: node(&name, Some(identity), host, version)?,
+                node: node(&name, Some(identity), host, version, key)?,
+            },
+            Self::Invite { invitation, seconds, since } => Command::Invite {
+                invitation: InvitationHash([invitation; 32]),
+                lifetime_seconds: seconds,
+                since_unix_ms: since,
             },
             Self::EndQuarantine => Command::EndQuarantine,
             Self::RemoveMember { name, member } => {
@@ -306,6 +329,7 @@ fn node(
     identity: Option<u8>,
     host: Option<String>,
     version: Option<u32>,
+    key: Option<u8>,
 ) -> Result<NodeInfo, Invalid> {
     let host = host.unwrap_or_else(|| name.to_owned());
     let known = identity.is_some();
@@ -316,6 +340,7 @@ fn node(
         grpc_address: if known { format!("{host}:9000") } else { String::new() },
         http_address: if known { format!("{host}:8080") } else { String::new() },
         command_version: version.unwrap_or(if known { COMMAND_VERSION } else { 0 }),
+        key_hash: key.map(|byte| KeyHash([byte; 32])),
     })
 }
 
@@ -344,7 +369,7 @@ impl goldenscript::Runner for Runner {
             Step::BeginAnew { name, identity, unix_minutes, at_once } => {
                 let beginning = NewBeginning {
                     cluster: ClusterId([8; 16]),
-                    node: node(name, Some(*identity), None, None)?,
+                    node: node(name, Some(*identity), None, None, None)?,
                     unix_minutes: *unix_minutes,
                     spread: 0,
                     quarantine: !at_once,
@@ -486,6 +511,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} removed"),
         Reply::QuarantineEnded => "no quarantine any more".into(),
+        Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
     }
 }
 
@@ -507,6 +533,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::TooManyLocks { lease } => format!("TOO_MANY_LOCKS lease {lease}"),
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
         Refusal::GivenUp { request } => format!("GIVEN_UP {request}"),
+        Refusal::NodeKeyDiffers { name } => format!("NODE_KEY_DIFFERS {name}"),
+        Refusal::InvitationNotFound => "INVITATION_NOT_FOUND".into(),
+        Refusal::InvitationUsed => "INVITATION_USED".into(),
         Refusal::NodeNameTaken { name, by: Some(by) } => format!("NODE_NAME_TAKEN {name}, by identity {by}"),
         Refusal::NodeNameTaken { name, by: None } => {
             format!("NODE_NAME_TAKEN {name}, by one that is expected")
@@ -662,13 +691,25 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
         };
         writeln!(
             output,
-            "member {id}: {}, identity {}, raft {}, grpc {}, http {}, commands {}",
+            "member {id}: {}, identity {}, raft {}, grpc {}, http {}, commands {}{}",
             node.name,
             identity,
             node.raft_address,
             node.grpc_address,
             node.http_address,
-            node.command_version
+            node.command_version,
+            node.key_hash.map(|hash| format!(", key {}…", hash.0[0])).unwrap_or_default()
+        )?;
+    }
+    for invitation in &wire.invitations {
+        let used = match invitation.used_by.first() {
+            Some(byte) => format!("used by identity {byte}…"),
+            None => "not used".to_owned(),
+        };
+        writeln!(
+            output,
+            "invitation {}…: until {} ms, {used}",
+            invitation.hash[0], invitation.expires_unix_ms
         )?;
     }
     Ok(output)

@@ -37,7 +37,9 @@ fn sound() -> StateWire {
             grpc_address: "host:9000".to_owned(),
             http_address: "host:8080".to_owned(),
             command_version: COMMAND_VERSION,
+            key_hash: None,
         },
+        invitation: None,
     };
     let commands = [
         Command::CreateLease { owner: owner.clone(), ttl, request: request("r1") },
@@ -280,6 +282,31 @@ fn members_that_cannot_be_are_refused() {
     assert!(
         refused(|s| s.members[0].node = Some(wire::NodeWire { identity: vec![2; 16], ..node(s) }))
             .contains("two members have the same identity")
+    );
+}
+
+#[test]
+fn invitations_are_checked() {
+    let invitation = || wire::InvitationWire { hash: vec![7; 32], expires_unix_ms: 5, used_by: vec![1; 16] };
+    let mut snapshot = sound();
+    snapshot.invitations.push(invitation());
+    snapshot.version = 4;
+    let state = State::decode_snapshot(&snapshot.encode_to_vec()).unwrap();
+    assert_eq!(state.encode_snapshot(), snapshot.encode_to_vec());
+    assert!(refused(|s| s.invitations = vec![invitation(), invitation()]).contains("is there twice"));
+    let bad = |hash: usize, used_by: usize| {
+        let invitation =
+            wire::InvitationWire { hash: vec![7; hash], used_by: vec![1; used_by], ..invitation() };
+        refused(|s| s.invitations = vec![invitation])
+    };
+    assert!(bad(31, 16).contains("not 32 bytes") && bad(0, 16).contains("no hash"));
+    assert!(bad(32, 15).contains("not 16 bytes"));
+    let many = (0..65).map(|byte| wire::InvitationWire { hash: vec![byte; 32], ..invitation() }).collect();
+    assert!(refused(|s| s.invitations = many).contains("more invitations than are kept"));
+    let node = |s: &mut StateWire| s.members[0].node.take().unwrap_or_default();
+    assert!(
+        refused(|s| s.members[0].node = Some(wire::NodeWire { key_hash: vec![1; 31], ..node(s) }))
+            .contains("not 32 bytes")
     );
 }
 

@@ -132,6 +132,11 @@ proptest! {
             }
             let members: Vec<_> = state.members().map(|(id, node)| (id, node.as_ref().clone())).collect();
             prop_assert_eq!(&members, &model.members);
+            let invitations: Vec<_> = state
+                .invitations()
+                .map(|(hash, known)| (hash, known.expires_unix_ms, known.used_by))
+                .collect();
+            prop_assert_eq!(&invitations, &model.invitations);
 
             // Reading also finds two holders in each other's way, and somebody who waits for nothing.
             prop_assert_eq!(State::decode_snapshot(&state.encode_snapshot()), Ok(state.clone()));
@@ -214,7 +219,12 @@ proptest! {
                         Ok(Reply::Expired { count: 0 }) => prop_assert_eq!(&state, &unchanged),
                         // R10: granted or ended before.
                         Ok(Reply::WaitsCancelled { count: 0 }) => prop_assert_eq!(&state, &unchanged),
-                        Ok(Reply::MemberAdded { .. } | Reply::MemberRemoved { .. } | Reply::QuarantineEnded) => {
+                        Ok(
+                            Reply::MemberAdded { .. }
+                            | Reply::MemberRemoved { .. }
+                            | Reply::QuarantineEnded
+                            | Reply::Invited { .. },
+                        ) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
                         // The holder asked again, or set a value: nothing changed but that value, and
@@ -581,7 +591,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
-        | Command::EndQuarantine => None,
+        | Command::EndQuarantine
+        | Command::Invite { .. } => None,
     }
 }
 
@@ -635,10 +646,15 @@ fn the_random_histories_meet_every_outcome() {
         "lock held",
         "lock not found",
         "an expected node came",
+        "a node came with an invitation",
+        "invitation not found",
+        "invitation used",
+        "invited",
         "last node",
         "member added",
         "member removed",
         "member updated",
+        "node key differs",
         "node name taken",
         "node not found",
         "not owner",
@@ -648,8 +664,8 @@ fn the_random_histories_meet_every_outcome() {
     ];
     for outcome in all {
         let count = met.get(outcome).copied().unwrap_or(0);
-        // An acquire must come after it was given up, which few do.
-        let least = if outcome == "given up" { 5 } else { 20 };
+        // An acquire must come after it was given up, and a node with an invitation that another one used: few do.
+        let least = if ["given up", "invitation used"].contains(&outcome) { 5 } else { 20 };
         assert!(count >= least, "{outcome}: met {count} times of {met:#?}");
     }
 }
@@ -718,11 +734,14 @@ fn outcome(
         Some(Ok(Reply::Expired { .. })) => "expired",
         Some(Ok(Reply::MemberAdded { member })) => match command {
             Some(Command::UpdateMember { .. }) => "member updated",
-            Some(Command::AddMember { node })
+            Some(Command::AddMember { node, .. })
                 if node.identity.is_some()
                     && before.member(*member).is_some_and(|known| known.identity.is_none()) =>
             {
                 "an expected node came"
+            }
+            Some(Command::AddMember { invitation: Some(_), node }) if !before.is_registered(node) => {
+                "a node came with an invitation"
             }
             _ => "member added",
         },
@@ -740,6 +759,10 @@ fn outcome(
         Some(Err(Refusal::GivenUp { .. })) => "given up",
         Some(Err(Refusal::NodeNameTaken { .. })) => "node name taken",
         Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
+        Some(Ok(Reply::Invited { .. })) => "invited",
+        Some(Err(Refusal::NodeKeyDiffers { .. })) => "node key differs",
+        Some(Err(Refusal::InvitationNotFound)) => "invitation not found",
+        Some(Err(Refusal::InvitationUsed)) => "invitation used",
         Some(Err(Refusal::LastNode { .. })) => "last node",
         Some(Err(Refusal::Quarantine)) => "quarantine",
     }

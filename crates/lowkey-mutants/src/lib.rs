@@ -130,6 +130,8 @@ mutants! {
     A_LEADER_APPLIES_THAT_IT_IS_GONE: ByScenario, "a leader applies that it is gone";
     A_REMOVAL_MAY_COST_THE_QUORUM: ByScenario, "a removal may cost the quorum";
     REMOVED_BEFORE_THE_CONFIGURATION_CHANGED: BySeeds, "removed before the configuration changed";
+    AN_INVITATION_WORKS_TWICE: ByScenario, "an invitation works twice";
+    A_NODES_KEY_CAN_BE_CHANGED: ByScenario, "a node's key can be changed";
     // Replicas that drift apart.
     A_MINORITY_GOES_ON: ByScenario, "a minority goes on";
     A_MINORITY_TAKES_NO_SNAPSHOT: ByScenario, "a minority takes no snapshot";

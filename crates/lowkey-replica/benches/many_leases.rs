@@ -90,7 +90,7 @@ impl Pair {
             is_timed: false,
         };
         pair.tick(5);
-        pair.ask(Command::AddMember { node: node(2) });
+        pair.ask(Command::AddMember { node: node(2), invitation: None });
         pair.tick(100);
         assert_eq!(pair.replicas[0].voters().len(), 2);
         pair
@@ -211,6 +211,7 @@ fn node(number: u64) -> NodeInfo {
         grpc_address: format!("n{number}:9000"),
         http_address: format!("n{number}:8080"),
         command_version: COMMAND_VERSION,
+        key_hash: None,
     }
 }
 

@@ -241,6 +241,8 @@ pub enum Failure {
         /// The one that it has to.
         needs: u32,
     },
+    /// The invitation's time is over, by this leader's wall clock; nothing was done.
+    InvitationExpired,
     /// The cluster has as many members as it may; nothing was done.
     TooManyMembers,
     /// Of the voters that a removal would leave behind no majority answers; nothing was done.

@@ -26,6 +26,7 @@ impl Disk {
             grpc_address: "n1:9000".into(),
             http_address: "n1:8080".into(),
             command_version: 1,
+            key_hash: None,
         };
         let founding = found(GroupId::ROOT, CLUSTER, node);
         let mut disk = Self { snapshots: vec![founding.snapshot], records: founding.records };

@@ -84,6 +84,7 @@ impl Node {
             grpc_address: "n1:9000".into(),
             http_address: "n1:8080".into(),
             command_version: 1,
+            key_hash: None,
         };
         let founding = found(GroupId::ROOT, CLUSTER, info);
         let on_disk = Found {

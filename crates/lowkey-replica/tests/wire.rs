@@ -197,6 +197,7 @@ fn leader() -> Replica {
         grpc_address: String::new(),
         http_address: String::new(),
         command_version: 1,
+        key_hash: None,
     };
     let founding = found(GroupId::ROOT, CLUSTER, node);
     let hard_state = founding.records[0].payload.clone();

@@ -183,6 +183,13 @@ macro_rules! calls {
                     http: { DELETE "/v1/cluster/peers/{node_id}" "" }
                     session: {}
                 }
+                // Invites a node. The leader is asked with Invite.
+                InvitePeer(v1::InvitePeerRequest) -> v1::InvitePeerResponse {
+                    node: { changes: true, place: Root, id: request_id }
+                    grpc: { invite_peer }
+                    http: { POST "/v1/cluster/invitations" r#"{"ttlSeconds":3600}"# }
+                    session: {}
+                }
                 // Transfers the lead to a node. Idempotent: asking again for what has happened is harmless.
                 TransferLeader(v1::TransferLeaderRequest) -> v1::TransferLeaderResponse {
                     node: { number: 13, changes: false, place: Root, id: request_id }
@@ -236,6 +243,20 @@ macro_rules! calls {
                 // alone, the leader is asked with RenewLease, one by one.
                 RenewLeases(v1::RenewLeases) -> v1::LeasesRenewed {
                     node: { changes: false, place: Root }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+                // Between nodes: a node that was invited asks to be a member.
+                Join(proto::JoinRequest) -> proto::JoinResponse {
+                    node: { number: 20, changes: true, place: Root }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+                // Between nodes: an invitation is to be made. The leader learns the hash of its secret only.
+                Invite(proto::InviteRequest) -> proto::InviteResponse {
+                    node: { number: 21, changes: true, place: Root }
                     grpc: {}
                     http: {}
                     session: {}

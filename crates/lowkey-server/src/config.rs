@@ -8,6 +8,7 @@ use lowkey_core::NodeName;
 use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
 use crate::edge::tls::TlsFiles;
+use crate::invitation::JoinToken;
 
 /// How a node runs; see the command line for the defaults.
 #[derive(Clone, Debug)]
@@ -20,6 +21,10 @@ pub struct Config {
     pub bootstrap: bool,
     /// gRPC addresses of members of the cluster to join if the directory is empty.
     pub join: Vec<String>,
+    /// The invitation to join with if the directory is empty.
+    pub join_token: Option<JoinToken>,
+    /// The network is trusted: nodes may join without an invitation.
+    pub insecure: bool,
     /// Where to listen for peers.
     pub raft_listen: SocketAddr,
     /// Where to listen for gRPC.

@@ -33,6 +33,18 @@ pub enum StartError {
         /// Its name.
         file: &'static str,
     },
+    /// The node's key cannot be used.
+    NodeKey {
+        /// Its file.
+        path: PathBuf,
+    },
+    /// The node's key is not the one that the node is registered with.
+    OtherKey {
+        /// The directory.
+        path: PathBuf,
+        /// The node's name.
+        node_name: String,
+    },
     /// What is in the data directory could not be used.
     Directory {
         /// The directory.
@@ -87,7 +99,7 @@ impl StartError {
             Self::Directory { problem, .. } => problem.is_loss(),
             Self::Log(error) => error.is_loss(),
             Self::Sealed(error) => error.is_loss(),
-            Self::IdentityLost { .. } => true,
+            Self::IdentityLost { .. } | Self::OtherKey { .. } => true,
             _ => false,
         }
     }
@@ -128,6 +140,18 @@ impl std::fmt::Display for StartError {
             Self::NodeFile { file } => {
                 write!(f, "the file `{file}` is not understood; it may be from a newer version")
             }
+            Self::NodeKey { path } => write!(
+                f,
+                "{} is not a key that this version can use; put the file back as the node made it",
+                path.display()
+            ),
+            Self::OtherKey { path, node_name } => write!(
+                f,
+                "the data directory {}: its `node.key` is not the key that this node is registered with, so no other node \
+                 would believe it; put that file back, or {}",
+                path.display(),
+                replace(Some(node_name))
+            ),
             Self::Directory { path, node_name, problem } => {
                 write!(f, "the data directory {}: {problem}", path.display())?;
                 if problem.is_loss() { write!(f, "; {}", replace(node_name.as_deref())) } else { Ok(()) }

@@ -1,16 +1,23 @@
 //! How a new node asks the members of a cluster to take it in.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{AddPeerRequest, AddPeerResponse, GetStatusRequest};
 use lowkey_api::{ApiError, Reason};
-use lowkey_core::{ClusterId, MemberId, NodeInfo};
+use lowkey_core::{ClusterId, KeyHash, MemberId, NodeInfo};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 
 use crate::dial::Dialer;
 use crate::error::StartError;
+use crate::invitation::JoinToken;
+use crate::operation::parse_hex;
+use crate::peers;
+use crate::peers::known::KnownMember;
+use crate::peers::proto::{JoinRequest, JoinResponse};
+use crate::peers::tls::PeerTls;
 
 /// How long a first join keeps trying.
 const JOIN_WAIT: Duration = Duration::from_secs(30);
@@ -30,6 +37,7 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
         grpc_address: info.grpc_address.clone(),
         http_address: info.http_address.clone(),
         command_version: info.command_version,
+        key_hash: info.key_hash.map(|hash| hash.to_string()).unwrap_or_default(),
         ..AddPeerRequest::default()
     }
 }
@@ -39,7 +47,7 @@ pub(crate) async fn join(
     dialer: &Dialer,
     addresses: &[String],
     info: &NodeInfo,
-) -> Result<(ClusterId, MemberId), StartError> {
+) -> Result<Joined, StartError> {
     let deadline = Instant::now() + JOIN_WAIT;
     let request = request(info);
     let mut told = String::new();
@@ -64,6 +72,62 @@ pub(crate) async fn join(
         }
         sleep(RETRY_PAUSE).await;
     }
+}
+
+/// Asks the members that an invitation names, one after another, until one lets the node join. Each must have the key
+/// that the invitation says.
+pub(crate) async fn join_invited(
+    token: &JoinToken,
+    info: &NodeInfo,
+    tls: &Arc<PeerTls>,
+) -> Result<Joined, StartError> {
+    let request = JoinRequest {
+        node_id: info.name.to_string(),
+        raft_address: info.raft_address.clone(),
+        identity: info.identity.map(|identity| identity.0.to_vec()).unwrap_or_default(),
+        grpc_address: info.grpc_address.clone(),
+        http_address: info.http_address.clone(),
+        command_version: info.command_version,
+        key_hash: info.key_hash.map(|hash| hash.0.to_vec()).unwrap_or_default(),
+        secret: token.secret.0.to_vec(),
+        invitation: Vec::new(),
+    };
+    let deadline = Instant::now() + JOIN_WAIT;
+    let mut told = String::new();
+    loop {
+        let mut problem = String::new();
+        for member in &token.members {
+            match peers::ask_to_join(tls, member, request.clone(), CALL_TIMEOUT).await {
+                Ok(response) => return invited(token, response),
+                Err(Problem::Final(problem)) => return Err(StartError::Join { problem }),
+                Err(Problem::Passing(now) | Problem::Removed(now)) => problem = now,
+            }
+        }
+        if Instant::now() >= deadline {
+            let problem = format!(
+                "could not join with this invitation within {} s: {problem}; check that the members run, and that their \
+                 --raft-addr can be reached from here",
+                JOIN_WAIT.as_secs()
+            );
+            return Err(StartError::Join { problem });
+        }
+        if told != problem {
+            tracing::info!(problem, "not joined yet; trying again");
+            told = problem;
+        }
+        sleep(RETRY_PAUSE).await;
+    }
+}
+
+fn invited(token: &JoinToken, response: JoinResponse) -> Result<Joined, StartError> {
+    let JoinResponse { member_id, cluster_id, members } = response;
+    if member_id == 0 || cluster_id != token.cluster.0 {
+        return Err(StartError::Join {
+            problem: "a member answered for another cluster than the invitation's".into(),
+        });
+    }
+    let members = members.into_iter().filter_map(|member| member.try_into().ok()).collect();
+    Ok(Joined { cluster: token.cluster, member: MemberId(member_id), members })
 }
 
 /// Why a node could not join.
@@ -138,7 +202,15 @@ fn says_removed(error: &ApiError) -> bool {
 
 /// Reasons that waiting does not change.
 fn is_final(reason: Reason) -> bool {
-    matches!(reason, Reason::NodeNameTaken | Reason::NodeTooOld | Reason::Invalid(_))
+    matches!(
+        reason,
+        Reason::NodeNameTaken
+            | Reason::NodeTooOld
+            | Reason::NodeKeyDiffers
+            | Reason::InvitationNeeded
+            | Reason::InvitationNotValid
+            | Reason::Invalid(_)
+    )
 }
 
 /// A node's answer to the question whether it has a cluster.
@@ -202,10 +274,27 @@ fn client(dialer: &Dialer, address: &str) -> Result<LockServiceClient<Channel>, 
     Ok(LockServiceClient::new(channel))
 }
 
-fn membership(response: &AddPeerResponse) -> Result<(ClusterId, MemberId), StartError> {
-    let cluster = crate::operation::parse_hex(&response.cluster_id);
+/// Where a node belongs, and with whom.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) cluster: ClusterId,
+    pub(crate) member: MemberId,
+    /// The members as they were then.
+    pub(crate) members: Vec<KnownMember>,
+}
+
+fn membership(response: &AddPeerResponse) -> Result<Joined, StartError> {
+    let cluster = parse_hex(&response.cluster_id);
     match (cluster, response.member_id) {
-        (Some(cluster), member @ 1..) => Ok((ClusterId(cluster), MemberId(member))),
+        (Some(cluster), member @ 1..) => {
+            let known = |member: &lowkey_api::v1::Member| KnownMember {
+                member: MemberId(member.member_id),
+                key: parse_hex(&member.key_hash).map(KeyHash),
+                raft_address: member.raft_address.clone(),
+            };
+            let members = response.members.iter().filter(|member| !member.expected).map(known).collect();
+            Ok(Joined { cluster: ClusterId(cluster), member: MemberId(member), members })
+        }
         _ => Err(StartError::Join {
             problem: "the member's answer names no cluster; is it of another version?".into(),
         }),

@@ -15,10 +15,12 @@ mod dial;
 pub mod edge;
 mod error;
 mod host;
+mod invitation;
 mod join;
 mod lane;
 mod metrics;
 mod node;
+mod node_key;
 mod operation;
 mod peers;
 mod recover;
@@ -28,9 +30,11 @@ mod watch;
 
 pub use config::Config;
 pub use error::StartError;
+pub use invitation::JoinToken;
 pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 pub use node::{About, Ended, RunningNode, start};
 pub use recover::{Inspected, Lost, LostCluster, Recovered, Unfinished, inspect};
+pub use storage::belongs_to_cluster;
 
 /// Random bytes from the operating system.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], StartError> {

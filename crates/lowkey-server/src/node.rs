@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 use lowkey_api::v1::AddPeerRequest;
 use lowkey_core::{COMMAND_VERSION, ClusterId, GroupId, MemberId, NodeInfo};
-use lowkey_replica::{Found, Replica, found};
+use lowkey_replica::{Found, Replica, Status, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -22,8 +22,9 @@ use crate::config::Config;
 use crate::dial::Dialer;
 use crate::edge::budget::Budget;
 use crate::edge::http::Gate;
+use crate::edge::serve::{ServeLimits, serve, serve_peers};
 use crate::edge::tls::Tls;
-use crate::edge::{self, Node as _, serve::ServeLimits, serve::serve};
+use crate::edge::{self, Node as _};
 use crate::error::StartError;
 use crate::host::Host;
 use crate::host::clock::Clock;
@@ -33,7 +34,10 @@ use crate::lane::inbox::{Event, Inbox};
 use crate::lane::view::View;
 use crate::lane::{Lane, Lanes, snapshot_maker, turns};
 use crate::metrics::{Metrics, Observed, ReplicaMetrics};
+use crate::node_key::NodeKey;
 use crate::operation::parse_address;
+use crate::peers::known::Known;
+use crate::peers::tls::PeerTls;
 use crate::peers::{self, Forwarders, Hello, Links};
 use crate::random_bytes;
 use crate::service::Service;
@@ -51,6 +55,9 @@ const CLOSE_WAIT: Duration = Duration::from_millis(1000);
 const REMOVED_WAIT: Duration = Duration::from_millis(500);
 /// How often a node checks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The command set that keys of nodes are part of.
+const KEYS_VERSION: u32 = 6;
 
 /// The revision of a cluster in which nothing has happened yet.
 const FOUNDING_REVISION: u64 = 1;
@@ -112,6 +119,11 @@ struct OpenPorts {
 
 /// Starts a node, and returns it once it serves.
 pub async fn start(config: Config) -> Result<RunningNode, StartError> {
+    if config.bootstrap && config.join_token.is_some() {
+        let problem =
+            "an invitation is for a node that joins, and --bootstrap founds: leave one of them away".into();
+        return Err(StartError::Flag { flag: "--join-token-file", problem });
+    }
     for address in &config.join {
         parse_address("join", address)
             .map_err(|invalid| StartError::Flag { flag: "--join", problem: invalid.problem })?;
@@ -132,13 +144,14 @@ async fn start_in(
     ports: Ports,
     mut directory: DataDirectory,
 ) -> Result<RunningNode, StartError> {
-    let info = describe(&config, &ports, &directory)?;
+    let mut key = NodeKey::open(&directory.path)?;
+    let info = describe(&config, &ports, &directory, &key)?;
     let dialer = Dialer::new(tls.clone());
-    let how = settle_membership(&config, &dialer, &mut directory, &info).await?;
+    let how = settle_membership(&config, &dialer, &mut directory, &mut key, &info).await?;
     let Some((cluster, member)) = directory.node.membership else {
         return Err(StartError::NothingToDo { path: directory.path });
     };
-    run(config, tls, ports, directory, info, (cluster, member), how)
+    run(config, tls, ports, directory, Own { info, key, cluster, member }, how)
 }
 
 async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -154,7 +167,12 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, StartError> {
 }
 
 /// The node as it describes itself to others.
-fn describe(config: &Config, ports: &Ports, directory: &DataDirectory) -> Result<NodeInfo, StartError> {
+fn describe(
+    config: &Config,
+    ports: &Ports,
+    directory: &DataDirectory,
+    key: &NodeKey,
+) -> Result<NodeInfo, StartError> {
     let address =
         |flag: &'static str, field, wished: &Option<String>, listener| -> Result<String, StartError> {
             let address = match wished {
@@ -171,6 +189,7 @@ fn describe(config: &Config, ports: &Ports, directory: &DataDirectory) -> Result
         grpc_address: address("--advertise-grpc-addr", "grpc_address", &config.grpc_advertise, &ports.grpc)?,
         http_address: address("--advertise-http-addr", "http_address", &config.http_advertise, &ports.http)?,
         command_version: COMMAND_VERSION,
+        key_hash: Some(key.hash),
     })
 }
 
@@ -193,23 +212,37 @@ async fn settle_membership(
     config: &Config,
     dialer: &Dialer,
     directory: &mut DataDirectory,
+    key: &mut NodeKey,
     info: &NodeInfo,
 ) -> Result<&'static str, StartError> {
     if directory.node.membership.is_some() {
         return Ok("came back");
     }
-    if !config.bootstrap && config.join.is_empty() {
+    if !config.bootstrap && config.join.is_empty() && config.join_token.is_none() {
         return Err(StartError::NothingToDo { path: directory.path.clone() });
     }
     directory.keep_identity()?;
+    key.keep()?;
+    if let Some(token) = &config.join_token {
+        let tls = Arc::new(PeerTls::new(key)?);
+        directory.join(join::join_invited(token, info, &tls).await?)?;
+        return Ok("joined the cluster");
+    }
     if config.bootstrap && !join::any_has_cluster(dialer, &config.join).await? {
         let cluster = ClusterId(random_bytes()?);
         directory.found(cluster, &found(GroupId::ROOT, cluster, info.clone()))?;
         return Ok("founded a new cluster");
     }
-    let (cluster, member) = join::join(dialer, &config.join, info).await?;
-    directory.join(cluster, member)?;
+    directory.join(join::join(dialer, &config.join, info).await?)?;
     Ok("joined the cluster")
+}
+
+/// Who this node is, and where it belongs.
+struct Own {
+    info: NodeInfo,
+    key: NodeKey,
+    cluster: ClusterId,
+    member: MemberId,
 }
 
 fn run(
@@ -217,10 +250,10 @@ fn run(
     tls: Option<Arc<Tls>>,
     ports: Ports,
     directory: DataDirectory,
-    info: NodeInfo,
-    (cluster, member): (ClusterId, MemberId),
+    own: Own,
     how: &'static str,
 ) -> Result<RunningNode, StartError> {
+    let Own { info, mut key, cluster, member } = own;
     let about = About {
         node_name: info.name.to_string(),
         cluster_id: cluster.to_string(),
@@ -235,11 +268,16 @@ fn run(
         own: member,
         identity: directory.node.identity,
         raft_address: info.raft_address.clone(),
+        tls: Arc::new(PeerTls::new(&key)?),
+        known: Known::new(directory.node.known.iter().cloned()),
     });
     let stopping = watch::Sender::new(false);
     let Opened { wal, found } = directory.open_log()?;
     let clock = Clock::new();
     let (root, replica, feed) = root_lane(&config, &directory, (cluster, member), found, &stopping)?;
+    check_own_key(&root.view.status(), &hello, &directory)?;
+    // A node of the version before has none yet.
+    key.keep()?;
     let lanes = Lanes::new(Arc::clone(&root));
     let forwarders = Forwarders::default();
     let runtime = tokio::runtime::Handle::current();
@@ -264,11 +302,31 @@ fn run(
         stopping,
         parting: watch::Sender::new(false),
         renewed_together: AtomicUsize::new(0),
+        trusts_network: config.insecure || listens_on_loopback(&config),
     });
     let join = config.join.clone();
     let open = open_ports(config, ports, &info, &service, (budget, tls.clone()))?;
     tokio::spawn(announce(Arc::clone(&service), info, join, Dialer::new(tls.clone())));
     Ok(RunningNode { service, host, open, ended, about, tls, _directory: directory })
+}
+
+/// A node whose key is not the one that it is registered with would be believed by nobody.
+fn check_own_key(status: &Status, hello: &Hello, directory: &DataDirectory) -> Result<(), StartError> {
+    let own = status.members.iter().find(|member| member.member == hello.own);
+    match own.and_then(|own| own.node.key_hash) {
+        Some(registered) if registered != hello.tls.own => Err(StartError::OtherKey {
+            path: directory.path.clone(),
+            node_name: directory.node.name.to_string(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// True if only this machine can reach the node.
+fn listens_on_loopback(config: &Config) -> bool {
+    [config.raft_listen, config.grpc_listen, config.http_listen]
+        .iter()
+        .all(|address| address.ip().is_loopback())
 }
 
 fn no_thread(source: std::io::Error) -> StartError {
@@ -320,8 +378,14 @@ fn open_ports(
         ..ServeLimits::default()
     };
     let peer_router = peers::router(Arc::clone(service), &info.grpc_address, &info.http_address);
-    let peers =
-        tokio::spawn(serve(ports.raft, peer_router, peer_limits, None, None, service.parting.subscribe()));
+    let peer_tls = Arc::clone(&service.hello.tls);
+    let peers = tokio::spawn(serve_peers(
+        peer_tls,
+        ports.raft,
+        peer_router,
+        peer_limits,
+        service.parting.subscribe(),
+    ));
     let grpc_port = edge::grpc::port(Arc::clone(service), info.http_address.as_str())
         .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
@@ -360,22 +424,33 @@ pub(crate) fn unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Makes sure that the cluster knows this node, and where it can be reached now.
+/// The node as all members can understand it: keys are told when the last one is upgraded.
+fn as_understood(info: &NodeInfo, status: &Status) -> NodeInfo {
+    let come = status.members.iter().filter(|member| member.node.identity.is_some());
+    let oldest = come.map(|member| member.node.command_version).min();
+    let key_hash = info.key_hash.filter(|_| oldest.is_none_or(|oldest| oldest >= KEYS_VERSION));
+    NodeInfo { key_hash, ..info.clone() }
+}
+
+/// Makes sure that the cluster knows this node, and where it can be reached now. That may change: when all nodes of a
+/// cluster are upgraded, each tells its key.
 async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>, dialer: Dialer) {
     let (mut told_alone, mut told_refused) = (false, false);
     loop {
         sleep(ANNOUNCE_INTERVAL).await;
         let root = service.lanes.root();
         let status = root.view.status();
-        if status.members.is_empty() && join.is_empty() && !std::mem::replace(&mut told_alone, true) {
+        let is_alone = status.members.is_empty() && join.is_empty() && !service.hello.known.has_keys(&status);
+        if is_alone && !std::mem::replace(&mut told_alone, true) {
             tracing::warn!(
                 "this node has joined, but knows no other node yet, and waits until one speaks to it; give it --join, so \
                  that it can ask"
             );
         }
         let known = status.members.iter().find(|member| member.member == root.view.own());
+        let info = as_understood(&info, &status);
         if known.is_some_and(|known| *known.node == info) {
-            return;
+            continue;
         }
         // With its number: a removed node must not join again by announcing its address.
         let request = AddPeerRequest { member_id: root.view.own().0, ..join::request(&info) };

@@ -41,6 +41,11 @@ pub(crate) trait Operation: Call + Numbered {
     /// It has waited already, and may wait only this much longer.
     fn wait_on(&mut self, _left: Duration) {}
 
+    /// Whether a client may ask for it at this node.
+    fn permit(&self, _service: &Service) -> Result<(), ApiError> {
+        Ok(())
+    }
+
     /// The request for the replica, or what is wrong with the call.
     fn parse(&self) -> Result<Request, Invalid>;
 

@@ -6,18 +6,22 @@
 //! bounded. What does not fit is dropped and reported, which Raft tolerates.
 //!
 //! Each call names its sender and its receiver. The receiving side checks both before it reads anything
-//! else ([`hello`]).
+//! else ([`hello`]). Both ends of a connection prove with their keys who they are ([`tls`]).
 
 mod complaints;
+mod dial;
 mod forward;
 mod frames;
 pub(crate) mod hello;
+pub(crate) mod known;
 mod link;
 mod messages;
 mod outlet;
 mod seats;
 mod server;
 mod snapshots;
+pub(crate) mod tls;
+mod vouching;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,9 +35,10 @@ pub(crate) use forward::{Forward, ForwardError, Forwarded};
 use frames::add_frame;
 pub(crate) use hello::Hello;
 use hello::{Caller, may_be_newer};
-use link::Link;
+use link::{Goal, Link};
 pub(crate) use server::router;
 use snapshots::{Delivery, Outgoing};
+pub(crate) use vouching::ask_to_join;
 
 use crate::lane::{Lane, Lanes};
 
@@ -98,6 +103,7 @@ impl Links {
     /// members that this node has not learned of yet. When a member leaves the register, its link stays
     /// until the configuration has changed: that change may need the member's own acknowledgement.
     pub(crate) fn follow(&mut self, status: &Status) {
+        self.hello.known.learn_register(status);
         self.seen.retain(|(member, _)| is_registered(*member, status) || is_welcome(*member, status));
         for member in &status.members {
             // A member that is only expected has not proved its identity. It must call first. Until then
@@ -105,7 +111,7 @@ impl Links {
             if member.member != self.hello.own && member.node.identity.is_some() {
                 let seen = self.seen.iter().find(|(seen, _)| *seen == member.member);
                 let address = seen.map_or(&member.node.raft_address, |(_, address)| address).clone();
-                self.keep(member.member, address);
+                self.keep(member.member, address, status);
             }
         }
         let is_gone = |member: &MemberId| {
@@ -128,7 +134,7 @@ impl Links {
         }
         self.seen.retain(|(seen, _)| *seen != member);
         self.seen.push_back((member, raft_address.clone()));
-        self.keep(member, raft_address);
+        self.keep(member, raft_address, status);
         let is_strange = |seen: &(MemberId, String)| !is_registered(seen.0, status);
         if self.seen.iter().filter(|seen| is_strange(seen)).count() > STRANGERS_MAX
             && let Some(oldest) = self.seen.iter().position(is_strange)
@@ -143,14 +149,16 @@ impl Links {
         self.forwarders.remove(member);
     }
 
-    fn keep(&mut self, member: MemberId, address: String) {
-        if self.links.get(&member).is_some_and(|link| link.address == address) {
+    fn keep(&mut self, member: MemberId, address: String, status: &Status) {
+        // A member that gets its key is called anew, and encrypted from then on.
+        let key = self.hello.known.key(member, status).flatten();
+        if self.links.get(&member).is_some_and(|link| link.address == address && link.key == key) {
             return;
         }
         tracing::debug!(member = member.0, address, "linking to a member");
         let _guard = self.runtime.enter();
         let (hello, lanes) = (Arc::clone(&self.hello), self.lanes.clone());
-        let link = Link::new(hello, lanes, member, address, &mut self.complaints);
+        let link = Link::new(hello, lanes, Goal { member, address, key }, &mut self.complaints);
         self.forwarders.set(member, link.forwarder.clone());
         self.links.insert(member, link);
     }
@@ -227,6 +235,7 @@ mod tests {
             member: MemberId(member),
             identity: lowkey_core::NodeIdentity([identity; 16]),
             raft_address: raft_address.to_owned(),
+            proof: tls::Proof(None),
         }
     }
 

@@ -187,7 +187,7 @@ impl LostCluster {
             _ => {}
         }
         let also_locked = lock.try_clone().map_err(io_error("cannot lock", &path))?;
-        let fresh = NodeFile { name: node.name, identity, membership: None };
+        let fresh = NodeFile { name: node.name, identity, membership: None, known: Vec::new() };
         DataDirectory::fresh(&building, fresh, also_locked)?.found(cluster, &founding)?;
         rename(&building, &path.join(READY))?;
         sync(&path)?;
@@ -306,6 +306,7 @@ mod tests {
             name: NodeName::parse("n1").unwrap(),
             identity: NodeIdentity([cluster; 16]),
             membership: Some((ClusterId([cluster; 16]), MemberId(1))),
+            known: Vec::new(),
         };
         let lock = File::create(path.join("lock")).unwrap();
         DataDirectory::fresh(path, node, lock).unwrap().keep_identity().unwrap();

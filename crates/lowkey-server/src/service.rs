@@ -71,6 +71,8 @@ pub struct Service {
     pub(crate) parting: watch::Sender<bool>,
     /// How many leases are in requests that renew many at once.
     pub(crate) renewed_together: AtomicUsize,
+    /// This node serves loopback only, or was told to trust its network.
+    pub(crate) trusts_network: bool,
 }
 
 /// The outcome of one attempt.
@@ -83,6 +85,11 @@ enum Attempt<R> {
 }
 
 impl Service {
+    /// True if a node may join here without an invitation.
+    pub(crate) fn lets_anybody_join(&self) -> bool {
+        self.trusts_network
+    }
+
     /// Answers an operation of a client.
     ///
     /// Many of these futures exist at once: borrow arguments and box rare branches to keep them small. This
@@ -106,6 +113,7 @@ impl Service {
         if let Some(request_id) = operation.request_id_mut().filter(|id| id.is_empty()) {
             *request_id = new_request_id();
         }
+        operation.permit(self)?;
         // Validate here, before another component is involved.
         let request =
             operation.parse().map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;

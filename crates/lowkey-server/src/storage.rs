@@ -4,6 +4,7 @@
 //! data/
 //!   lock              held by the one process that uses the directory
 //!   node              sealed: name, identity, and, once it belongs to one, cluster and number
+//!   node.key          the node's private key, for its owner's eyes only: see `node_key.rs`
 //!   segment-….log     the log
 //!   snapshot-….snap   the newest two snapshots
 //!   before-recover-…/ what `lowkey recover` found, kept for a person: see `recover.rs`
@@ -27,6 +28,9 @@ use lowkey_wal::{Disk, Options, RealDisk, Record, Recovered, SealedError, Wal, s
 use prost::Message as _;
 
 use crate::error::StartError;
+use crate::join::Joined;
+use crate::peers::known::KnownMember;
+use crate::peers::proto::PeerMember;
 use crate::recover;
 
 pub(crate) const NODE_FILE: &str = "node";
@@ -40,6 +44,8 @@ pub(crate) struct NodeFile {
     pub(crate) identity: NodeIdentity,
     /// Set once, when the node founded or joined a cluster.
     pub(crate) membership: Option<(ClusterId, MemberId)>,
+    /// The members when this node joined: whom it can believe until it has the register itself.
+    pub(crate) known: Vec<KnownMember>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -52,6 +58,8 @@ struct NodeFileProto {
     cluster: Vec<u8>,
     #[prost(uint64, tag = "4")]
     member: u64,
+    #[prost(message, repeated, tag = "20")]
+    known: Vec<PeerMember>,
 }
 
 /// A data directory that this process alone uses.
@@ -175,7 +183,7 @@ impl DataDirectory {
                     .expect("a short name of hexadecimal digits is a name")
             }
         };
-        Ok(NodeFile { name, identity, membership: None })
+        Ok(NodeFile { name, identity, membership: None, known: Vec::new() })
     }
 
     /// Puts the node's identity on disk. It must be there before any other node hears of it.
@@ -193,7 +201,9 @@ impl DataDirectory {
     }
 
     /// Puts an empty log on disk for a node that joined a cluster, then records that in the `node` file.
-    pub(crate) fn join(&mut self, cluster: ClusterId, member: MemberId) -> Result<(), StartError> {
+    pub(crate) fn join(&mut self, joined: Joined) -> Result<(), StartError> {
+        let Joined { cluster, member, members } = joined;
+        self.node.known = members;
         self.clear()?;
         self.begin_log(&[])?;
         self.belong(cluster, member)
@@ -246,6 +256,15 @@ impl DataDirectory {
         }
         Ok(Opened { wal, found: found(snapshot, recovered)? })
     }
+}
+
+/// True if a directory holds a node that founded or joined a cluster. What cannot be read is none, and is complained of
+/// when it is opened.
+pub fn belongs_to_cluster(path: &Path) -> bool {
+    path.join(NODE_FILE).exists()
+        && RealDisk::open(path).is_ok_and(|disk| {
+            NodeFile::read(&disk).is_ok_and(|node| node.is_some_and(|node| node.membership.is_some()))
+        })
 }
 
 /// Takes the lock of a directory. It stays held until it is dropped. `None` if the file is missing and must
@@ -304,6 +323,7 @@ impl NodeFile {
             identity: self.identity.0.to_vec(),
             cluster: cluster.map(|cluster| cluster.0.to_vec()).unwrap_or_default(),
             member: member.map_or(0, |member| member.0),
+            known: self.known.iter().cloned().map(Into::into).collect(),
         }
         .encode_to_vec()
     }
@@ -320,6 +340,11 @@ impl NodeFile {
             name: NodeName::parse(&proto.name).map_err(|_| malformed())?,
             identity: NodeIdentity(id(&proto.identity)?),
             membership,
+            known: proto
+                .known
+                .into_iter()
+                .map(|known| known.try_into().map_err(|_| malformed()))
+                .collect::<Result<_, _>>()?,
         })
     }
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, GroupId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName, RequestId,
-    State, mutants,
+    COMMAND_VERSION, ClusterId, GroupId, KeyHash, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName,
+    RequestId, State, mutants,
 };
 use lowkey_replica::{
     CallId, Config, Divergence, Found, Founding, History, Input, Nanos, Output, Replica, Role, SnapshotJob,
@@ -136,6 +136,7 @@ pub(crate) fn node_info(member: u64) -> NodeInfo {
         grpc_address: format!("n{member}:9000"),
         http_address: format!("n{member}:8080"),
         command_version: COMMAND_VERSION,
+        key_hash: Some(KeyHash([member as u8; 32])),
     }
 }
 

@@ -9,6 +9,7 @@ mod cut_leader;
 mod drift;
 mod election;
 mod failovers;
+mod invitation;
 mod late_replies;
 mod many_leases;
 mod minority_expire;
@@ -109,6 +110,8 @@ pub const ALL: &[Scenario] = &[
         snapshot_entries: 100_000,
         ..story("ten_thousand_leases_expire_in_one_tick", many_leases::expire_in_one_tick)
     },
+    story("an_invitation_is_shown_again", invitation::shown_again),
+    story("an_invitation_is_shown_too_late", invitation::too_late),
     in_line("a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease", one_batch::both_expire),
     in_line("a_grant_and_the_expiry_of_its_waiter_in_one_batch", one_batch::granted_and_expired),
     in_line("a_cancelled_wait_after_its_grant", cancelled::after_the_grant),

@@ -125,9 +125,10 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::Expire { leases, decided_term, .. } => {
             format!("end {}, whose time ran out in term {decided_term}", leases_words(leases))
         }
-        Command::AddMember { node } => format!("let {} join", node.name),
+        Command::AddMember { node, .. } => format!("let {} join", node.name),
         Command::UpdateMember { node, .. } => format!("note where {} is", node.name),
         Command::RemoveMember { name, .. } => format!("remove {name}"),
+        Command::Invite { invitation, .. } => format!("make invitation {}", invitation.0[0]),
         Command::EndQuarantine => "grant locks again".to_owned(),
     }
 }
@@ -203,6 +204,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::Busy) => "not done, too much is waiting".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("not done, lease {lease} has too much under way"),
         Err(Failure::TooManyLeases { .. }) => "not done, there are too many leases".to_owned(),
+        Err(Failure::InvitationExpired) => "not done, the invitation's time is over".to_owned(),
         Err(Failure::TooManyMembers) => "not done, there are too many members".to_owned(),
         Err(Failure::DiskFull) => "not done, the disk is full".to_owned(),
         Err(Failure::QuorumAtRisk { answering, voters }) => {
@@ -253,6 +255,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
         Reply::MemberRemoved { member } => format!("done, it was member {member}"),
+        Reply::Invited { expires_unix_ms } => format!("done, until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "done".to_owned(),
     }
 }
@@ -274,6 +277,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::RequestReused { request } => format!("refused, {request} was the id of another request"),
         Refusal::GivenUp { request } => format!("refused, {request} was given up"),
         Refusal::NodeNameTaken { name, .. } => format!("refused, another machine is named {name}"),
+        Refusal::NodeKeyDiffers { name } => format!("refused, {name} has another key"),
+        Refusal::InvitationNotFound => "refused, there is no such invitation".to_owned(),
+        Refusal::InvitationUsed => "refused, another machine came with that invitation".to_owned(),
         Refusal::NodeNotFound { name } => format!("refused, there is no machine {name}"),
         Refusal::LastNode { name } => format!("refused, {name} is the last machine"),
         Refusal::Quarantine => "refused, the cluster began anew".to_owned(),

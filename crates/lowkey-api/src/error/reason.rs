@@ -86,6 +86,12 @@ reasons! {
     NodeNameTaken = "NODE_NAME_TAKEN", FailedPrecondition, 409, GiveUp;
     /// The node's version is older than what the cluster's nodes all understand.
     NodeTooOld = "NODE_TOO_OLD", FailedPrecondition, 409, GiveUp;
+    /// The node is registered with another key.
+    NodeKeyDiffers = "NODE_KEY_DIFFERS", PermissionDenied, 403, GiveUp;
+    /// Nodes join this cluster by invitation only.
+    InvitationNeeded = "INVITATION_NEEDED", PermissionDenied, 403, GiveUp;
+    /// The invitation is not known, was used, or its time is over.
+    InvitationNotValid = "INVITATION_NOT_VALID", PermissionDenied, 403, GiveUp;
     /// The caller is not who it would have to be.
     NotOwner = "NOT_OWNER", PermissionDenied, 403, GiveUp;
     /// The watch's position is no longer kept: list, then watch.
@@ -165,6 +171,7 @@ const INVALID: &[(&str, &str)] = &[
     ("holds", "INVALID_HOLDS"),
     ("http_address", "INVALID_HTTP_ADDRESS"),
     ("identity", "INVALID_IDENTITY"),
+    ("key_hash", "INVALID_KEY_HASH"),
     ("lease_id", "INVALID_LEASE_ID"),
     ("lock_name", "INVALID_LOCK_NAME"),
     ("member_id", "INVALID_MEMBER_ID"),

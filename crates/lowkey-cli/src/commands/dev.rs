@@ -234,6 +234,8 @@ async fn start_at(
             node_name: NodeName::parse(&name).ok(),
             bootstrap: number == 0,
             join: nodes.iter().map(|node: &RunningNode| node.about().grpc.to_string()).collect(),
+            join_token: None,
+            insecure: false,
             raft_listen: listen[0],
             grpc_listen: listen[1],
             http_listen: listen[2],

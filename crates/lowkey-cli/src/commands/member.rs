@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::{ServiceArgs, printed};
 use crate::duration::parse_duration;
 use crate::exit::{self, CommandFailure};
-use crate::output::{TextTable, print_json};
+use crate::output::{TextTable, print_json, print_token};
 
 /// How often the cluster is looked at while something is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -29,6 +29,8 @@ enum MemberCommand {
     List(ListArgs),
     /// Say that a node is expected, before it is started with --join
     Add(AddArgs),
+    /// Print an invitation, with which one node may join, once: its --join-token-file
+    Invite(InviteArgs),
     /// Remove a node for good; it ends by itself, and a leader hands over first
     Remove(WaitingArgs),
     /// Wait until a node votes; it does by itself, as soon as it has caught up
@@ -51,6 +53,16 @@ struct AddArgs {
     /// Where the other nodes will reach it: its --raft-addr, or --advertise-raft-addr
     #[arg(long, value_name = "HOST:PORT", help_heading = "The node")]
     raft_addr: String,
+
+    #[command(flatten)]
+    service: ServiceArgs,
+}
+
+#[derive(Debug, Args)]
+struct InviteArgs {
+    /// For how long it is good: up to 24h
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1h", help_heading = "The invitation")]
+    ttl: Duration,
 
     #[command(flatten)]
     service: ServiceArgs,
@@ -95,6 +107,7 @@ pub(crate) fn member(args: &MemberArgs) -> ExitCode {
     match &args.command {
         MemberCommand::List(args) => args.service.carry_out(list(&args.service)),
         MemberCommand::Add(args) => args.service.carry_out(add(args)),
+        MemberCommand::Invite(args) => args.service.carry_out(invite(args)),
         MemberCommand::Remove(args) => args.service.carry_out(remove(args)),
         MemberCommand::Promote(args) => args.service.carry_out(promote(args)),
         MemberCommand::Transfer(args) => args.service.carry_out(transfer(args)),
@@ -150,6 +163,17 @@ async fn add(args: &AddArgs) -> Result<u8, CommandFailure> {
     let mut table = TextTable::new(&["MEMBER", "ROLE", "RAFT"]);
     table.row([node.clone(), "expected".to_owned(), raft_addr.clone()]);
     printed(table.print(service.wide))
+}
+
+/// The token alone, so that it can be written into a file.
+async fn invite(args: &InviteArgs) -> Result<u8, CommandFailure> {
+    let InviteArgs { ttl, service } = args;
+    let client = service.connect().await?;
+    let invited = client.invite_member(*ttl).await.map_err(|error| service.failure(&error))?;
+    if service.json {
+        return printed(print_json(&invited));
+    }
+    printed(print_token(&invited.token))
 }
 
 async fn remove(args: &WaitingArgs) -> Result<u8, CommandFailure> {

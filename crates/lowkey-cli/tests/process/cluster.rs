@@ -1,5 +1,6 @@
 //! Nodes that come, go, die and stand still: what was acknowledged stays true, and whoever is left goes on.
 
+mod encrypted;
 mod failover;
 mod kill_and_restart;
 mod members;
@@ -7,3 +8,4 @@ mod pause;
 mod recover;
 mod stop;
 mod three_nodes;
+mod upgrade;

@@ -68,6 +68,8 @@ pub(crate) struct Node {
     pub(crate) data_dir: PathBuf,
     pub(crate) log: PathBuf,
     flags: Vec<String>,
+    /// The program; that of this version, unless the test is about another.
+    binary: PathBuf,
     /// The command that starts the node's own: nothing, or one that gives it a world of its own.
     wrapper: Vec<String>,
     child: Option<Child>,
@@ -82,6 +84,7 @@ impl Node {
             data_dir: folder.join(name),
             log: folder.join(format!("{name}.log")),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            binary: PathBuf::from(env!("CARGO_BIN_EXE_lowkey")),
             wrapper: Vec::new(),
             child: None,
         }
@@ -92,6 +95,11 @@ impl Node {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     }
 
+    /// Has it run by another version of the program.
+    pub(crate) fn set_binary(&mut self, binary: &Path) {
+        self.binary = binary.to_owned();
+    }
+
     /// Lets the process start inside another command, which must `exec` what follows it.
     pub(crate) fn wrap(&mut self, wrapper: Vec<String>) {
         self.wrapper = wrapper;
@@ -99,7 +107,7 @@ impl Node {
 
     /// The command that starts it.
     pub(crate) fn command(&self) -> Command {
-        let binary = env!("CARGO_BIN_EXE_lowkey");
+        let binary = &self.binary;
         let mut command = match self.wrapper.split_first() {
             Some((wrapper, arguments)) => {
                 let mut command = Command::new(wrapper);

@@ -86,6 +86,7 @@ mod tests {
                 grpc_address: "a:2".into(),
                 http_address: "a:3".into(),
                 command_version: crate::COMMAND_VERSION,
+                key_hash: None,
             },
             unix_minutes,
             spread: 0,
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn quarantine_is_in_the_snapshot_and_only_then_is_it_of_the_newest_version() {
+    fn quarantine_is_in_the_snapshot_and_only_then_is_it_of_a_newer_version() {
         let (mut state, _) = old().begin_anew(beginning(0)).unwrap();
         let bytes = state.encode_snapshot();
         assert_eq!(bytes[..2], [0x08, 3]);

@@ -44,9 +44,13 @@ impl State {
                 Ok(None)
             }
             Command::Expire { .. } | Command::CancelWait { .. } | Command::EndQuarantine => Ok(None),
-            Command::AddMember { node } => {
+            Command::AddMember { node, invitation } => {
                 let place = self.place_of(node);
                 self.check_node_name(node, place)?;
+                self.check_key(node, place)?;
+                if let Some(invitation) = invitation {
+                    self.check_invitation(*invitation, node)?;
+                }
                 Ok(None)
             }
             Command::UpdateMember { member, node } => {
@@ -55,8 +59,13 @@ impl State {
                     return Err(Refusal::NodeNotFound { name: node.name.clone() });
                 }
                 self.check_node_name(node, Some(*member))?;
+                self.check_key(node, Some(*member))?;
                 Ok(None)
             }
+            // Asked again, it is the same invitation.
+            Command::Invite { invitation, .. } => Ok(self
+                .invitation(*invitation)
+                .map(|known| Reply::Invited { expires_unix_ms: known.expires_unix_ms })),
             Command::RemoveMember { name, member } => match self.member_named(name) {
                 Some(found) if member.is_none_or(|member| member == found) => {
                     if self.members.len() == 1 {
@@ -95,6 +104,15 @@ impl State {
             }
             None => Ok(()),
         }
+    }
+
+    /// A key that is registered stays: an identity alone, which others may have heard, must not suffice to change it.
+    fn check_key(&self, node: &NodeInfo, place: Option<MemberId>) -> Result<(), Refusal> {
+        let known = place.and_then(|place| self.members[&place].key_hash);
+        if known.is_some() && known != node.key_hash && !mutants::A_NODES_KEY_CAN_BE_CHANGED.is_active() {
+            return Err(Refusal::NodeKeyDiffers { name: node.name.clone() });
+        }
+        Ok(())
     }
 
     fn check_acquire(&self, command: &Command) -> Result<Option<Reply>, Refusal> {

@@ -53,7 +53,12 @@ impl State {
                 }
                 self.expire(leases, *since_unix_ms, events)
             }
-            Command::AddMember { node } => Reply::MemberAdded { member: self.add_member(node) },
+            Command::AddMember { node, invitation } => {
+                if let Some(invitation) = invitation.filter(|_| !self.is_registered(node)) {
+                    self.use_invitation(invitation, node);
+                }
+                Reply::MemberAdded { member: self.add_member(node) }
+            }
             Command::UpdateMember { member, node } => {
                 self.put_member(*member, node.clone());
                 Reply::MemberAdded { member: *member }
@@ -66,6 +71,11 @@ impl State {
             Command::EndQuarantine => {
                 self.quarantine = false;
                 Reply::QuarantineEnded
+            }
+            Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
+                let expires_unix_ms = since_unix_ms.saturating_add(lifetime_seconds.saturating_mul(1000));
+                self.invite(*invitation, expires_unix_ms, *since_unix_ms);
+                Reply::Invited { expires_unix_ms }
             }
         }
     }

@@ -4,8 +4,9 @@
 //! ago"); [`log_of`] makes the entries of a log of it.
 
 use lowkey_core::{
-    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, LeaseId, LockName, MemberId, Mode,
-    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket, Token, Ttl, Value,
+    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, InvitationHash, KeyHash, LeaseId, LockName,
+    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket,
+    Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -124,6 +125,12 @@ enum Action {
         name: u8,
         identity: u8,
         host: u8,
+        invitation: Option<u8>,
+    },
+    Invite {
+        invitation: u8,
+        seconds: u64,
+        since: u64,
     },
     Repeat {
         back: usize,
@@ -311,8 +318,11 @@ fn plain_action() -> impl Strategy<Value = Action> {
             .prop_map(|(waits, since)| Action::Cancel { waits, since }),
         2 => (collection::vec(of(), 0..3), prop_oneof![2 => Just(0), 1 => -1..=1i8], since.clone())
             .prop_map(|(leases, term_off, since)| Action::Expire { leases, term_off, since }),
-        4 => (0..3u8, 0..4u8, 0..2u8)
-            .prop_map(|(name, identity, host)| Action::AddMember { name, identity, host }),
+        9 => (0..3u8, 0..4u8, 0..2u8, option::weighted(0.5, 0..2u8)).prop_map(
+            |(name, identity, host, invitation)| Action::AddMember { name, identity, host, invitation }
+        ),
+        2 => (0..2u8, 1..3u64, since.clone())
+            .prop_map(|(invitation, seconds, since)| Action::Invite { invitation, seconds, since }),
         2 => (0..3u8, option::weighted(0.3, 1..4u64))
             .prop_map(|(name, member)| Action::RemoveMember { name, member }),
         2 => (1..4u64, 0..3u8, 0..4u8, 0..2u8).prop_map(|(member, name, identity, host)| {
@@ -487,9 +497,15 @@ impl Seen<'_> {
                 decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
                 since_unix_ms: *since,
             },
-            Action::AddMember { name, identity, host } => {
-                Command::AddMember { node: node(*name, *identity, *host) }
-            }
+            Action::AddMember { name, identity, host, invitation } => Command::AddMember {
+                node: node(*name, *identity, *host),
+                invitation: invitation.filter(|_| *identity != 0).map(invitation_hash),
+            },
+            Action::Invite { invitation, seconds, since } => Command::Invite {
+                invitation: invitation_hash(*invitation),
+                lifetime_seconds: *seconds,
+                since_unix_ms: *since,
+            },
             Action::UpdateMember { member, name, identity, host } => {
                 Command::UpdateMember { member: MemberId(*member), node: node(*name, *identity, *host) }
             }
@@ -528,7 +544,8 @@ impl Seen<'_> {
                     | Command::AddMember { .. }
                     | Command::UpdateMember { .. }
                     | Command::RemoveMember { .. }
-                    | Command::EndQuarantine => {}
+                    | Command::EndQuarantine
+                    | Command::Invite { .. } => {}
                 }
                 command
             }
@@ -687,6 +704,10 @@ fn node_name(name: u8) -> NodeName {
     NodeName::parse(&format!("n{name}")).expect("a node name")
 }
 
+fn invitation_hash(number: u8) -> InvitationHash {
+    InvitationHash([number; 32])
+}
+
 /// 0 is the identity of a node that is expected: none.
 fn node(name: u8, identity: u8, host: u8) -> NodeInfo {
     NodeInfo {
@@ -696,6 +717,8 @@ fn node(name: u8, identity: u8, host: u8) -> NodeInfo {
         grpc_address: format!("host{host}:9000"),
         http_address: format!("host{host}:8080"),
         command_version: 1,
+        // One of the two hosts was set up before nodes had keys.
+        key_hash: (host == 1 && identity != 0).then_some(KeyHash([identity; 32])),
     }
 }
 

@@ -8,9 +8,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use lowkey_core::{
-    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay, LeaseId,
-    LockName, MemberId, Mode, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope,
-    Ticket, Token, Ttl, Value, WaitEnd,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay,
+    InvitationHash, LeaseId, LockName, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal,
+    Reply, RequestId, Requester, Scope, Ticket, Token, Ttl, Value, WaitEnd,
 };
 
 #[derive(Default)]
@@ -23,6 +23,8 @@ pub(crate) struct Model {
     /// First come first.
     pub(crate) waits: Vec<ModelWait>,
     pub(crate) members: Vec<(MemberId, NodeInfo)>,
+    /// Until when each is good, and who came with it.
+    pub(crate) invitations: Vec<(InvitationHash, u64, Option<NodeIdentity>)>,
     /// Every acquire that was answered with a grant, the first one and those that asked again.
     answered: Vec<(Token, RequestId)>,
     done: Vec<Done>,
@@ -140,7 +142,8 @@ fn since(command: &Command) -> u64 {
         | Command::Release { since_unix_ms, .. }
         | Command::SetValue { since_unix_ms, .. }
         | Command::CancelWait { since_unix_ms, .. }
-        | Command::Expire { since_unix_ms, .. } => *since_unix_ms,
+        | Command::Expire { since_unix_ms, .. }
+        | Command::Invite { since_unix_ms, .. } => *since_unix_ms,
         Command::CreateLease { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
@@ -198,11 +201,14 @@ impl Model {
                 }
                 Ok(Reply::Expired { count })
             }
-            Command::AddMember { node } => self.add_member(node),
+            Command::AddMember { node, invitation } => self.add_member(node, *invitation),
             Command::UpdateMember { member, node } => self.update_member(*member, node),
             Command::RemoveMember { name, member } => self.remove_member(name, *member),
             // No history of this model begins anew: there is nothing to end.
             Command::EndQuarantine => Ok(Reply::QuarantineEnded),
+            Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
+                self.invite(*invitation, *lifetime_seconds, *since_unix_ms)
+            }
         };
         self.grant_whose_turn_it_is();
         let mut events = std::mem::take(&mut self.events);
@@ -626,7 +632,7 @@ impl Model {
         }));
     }
 
-    fn add_member(&mut self, node: &NodeInfo) -> Result<Reply, Refusal> {
+    fn add_member(&mut self, node: &NodeInfo, invitation: Option<InvitationHash>) -> Result<Reply, Refusal> {
         let known = self.members.iter().find(|(_, m)| m.identity.is_some() && m.identity == node.identity);
         let named = self.members.iter().find(|(_, m)| m.name == node.name);
         let place = match (known, named) {
@@ -636,6 +642,21 @@ impl Model {
             (None, Some((_, by))) => Err(by.identity),
             (None, None) => Ok(None),
         };
+        let (is_known, place) = (known.is_some(), place);
+        let key = |place: &MemberId| self.members.iter().find(|(m, _)| m == place)?.1.key_hash;
+        if let Ok(Some(member)) = &place
+            && key(member).is_some_and(|key| node.key_hash != Some(key))
+        {
+            return Err(Refusal::NodeKeyDiffers { name: node.name.clone() });
+        }
+        let shown = |(hash, ..): &&mut (InvitationHash, u64, Option<NodeIdentity>)| Some(*hash) == invitation;
+        if place.is_ok() && !is_known && invitation.is_some() {
+            match self.invitations.iter_mut().find(shown) {
+                None => return Err(Refusal::InvitationNotFound),
+                Some((_, _, Some(_))) => return Err(Refusal::InvitationUsed),
+                Some((_, _, used_by)) => *used_by = node.identity,
+            }
+        }
         match place {
             Err(by) => return Err(Refusal::NodeNameTaken { name: node.name.clone(), by }),
             Ok(Some(member)) => {
@@ -658,7 +679,19 @@ impl Model {
         if !self.members.iter().any(is_meant) {
             return Err(Refusal::NodeNotFound { name: node.name.clone() });
         }
-        self.add_member(node)
+        self.add_member(node, None)
+    }
+
+    fn invite(&mut self, invitation: InvitationHash, seconds: u64, now: u64) -> Result<Reply, Refusal> {
+        if let Some((_, expires_unix_ms, _)) = self.invitations.iter().find(|(hash, ..)| *hash == invitation)
+        {
+            return Ok(Reply::Invited { expires_unix_ms: *expires_unix_ms });
+        }
+        self.invitations.retain(|(_, expires, _)| *expires > now);
+        let expires_unix_ms = now.saturating_add(seconds * 1000);
+        self.invitations.push((invitation, expires_unix_ms, None));
+        self.invitations.sort_by_key(|(hash, ..)| *hash);
+        Ok(Reply::Invited { expires_unix_ms })
     }
 
     fn remove_member(&mut self, name: &NodeName, member: Option<MemberId>) -> Result<Reply, Refusal> {

@@ -27,6 +27,8 @@ pub(crate) struct StateWire {
     pub(crate) waits: Vec<WaitWire>,
     #[prost(bool, tag = "12")]
     pub(crate) quarantine: bool,
+    #[prost(message, repeated, tag = "20")]
+    pub(crate) invitations: Vec<InvitationWire>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -109,6 +111,18 @@ pub(crate) struct NodeWire {
     pub(crate) http_address: String,
     #[prost(uint32, tag = "6")]
     pub(crate) command_version: u32,
+    #[prost(bytes = "vec", tag = "20")]
+    pub(crate) key_hash: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct InvitationWire {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) hash: Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) expires_unix_ms: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(crate) used_by: Vec<u8>,
 }
 
 /// A remembered request. Of the last five fields, the replies, one is set.

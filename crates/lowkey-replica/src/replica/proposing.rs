@@ -71,7 +71,7 @@ impl Replica {
     fn put_into_log(&mut self, now: Nanos, pending: PendingCommand) {
         let PendingCommand { call, mut command, wait } = pending;
         let lease = lease_of(&command);
-        let allowed = self.may_propose(&command, lease).and_then(|()| match &command {
+        let allowed = self.may_propose(now, &command, lease).and_then(|()| match &command {
             Command::RemoveMember { name, .. } => self.may_remove(now, name),
             _ => Ok(()),
         });
@@ -109,7 +109,7 @@ impl Replica {
         }
     }
 
-    fn may_propose(&self, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
+    fn may_propose(&self, now: Nanos, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
         self.is_understood(command)?;
         let grows = command.grows() || self.state.would_only_give_up(command);
         match self.disk {
@@ -124,7 +124,13 @@ impl Replica {
         if makes_lease && self.state.leases().len() >= self.config.leases_max {
             return Err(Failure::TooManyLeases { leases_max: self.config.leases_max });
         }
-        if let Command::AddMember { node } = command
+        if let Command::AddMember { node, invitation: Some(invitation) } = command
+            && !self.state.is_registered(node)
+            && self.state.invitation(*invitation).is_some_and(|it| it.expires_unix_ms <= self.unix_ms(now))
+        {
+            return Err(Failure::InvitationExpired);
+        }
+        if let Command::AddMember { node, .. } = command
             && self.state.member_named(&node.name).is_none()
         {
             // One after the other, or many at once would pass the limit together. The caller may ask again in a moment.
@@ -146,7 +152,7 @@ impl Replica {
     /// A member that does not understand a command would stop: the command is refused until all members do. And a node
     /// that understands less than all members is not taken in.
     fn is_understood(&self, command: &Command) -> Result<(), Failure> {
-        if let Command::AddMember { node } | Command::UpdateMember { node, .. } = command {
+        if let Command::AddMember { node, .. } | Command::UpdateMember { node, .. } = command {
             let (speaks, needs) = (node.command_version, self.state.command_version());
             if node.identity.is_some() && speaks < needs {
                 return Err(Failure::NodeTooOld { speaks, needs });

@@ -109,7 +109,7 @@ impl World {
         };
         world.tick(5);
         for id in 2..=size {
-            world.ask(0, Request::Command(Command::AddMember { node: node(id) }));
+            world.ask(0, Request::Command(Command::AddMember { node: node(id), invitation: None }));
             world.tick(40);
         }
         world
@@ -361,6 +361,7 @@ fn node(id: u64) -> NodeInfo {
         grpc_address: format!("n{id}:9000"),
         http_address: format!("n{id}:8080"),
         command_version: COMMAND_VERSION,
+        key_hash: None,
     }
 }
 

@@ -122,6 +122,7 @@ pub(crate) fn node_info(id: u64) -> NodeInfo {
         grpc_address: format!("n{id}:9000"),
         http_address: format!("n{id}:8080"),
         command_version: COMMAND_VERSION,
+        key_hash: None,
     }
 }
 

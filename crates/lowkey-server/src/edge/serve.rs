@@ -45,6 +45,7 @@ use self::wrong_port::{Complaints, SpeakTls};
 use super::budget::{Account, Budget, MemoryLimits};
 use super::tls::Tls;
 use super::{CertificateNames, charged, stopped};
+use crate::peers::tls::{PeerTls, Proof};
 
 /// The pause after an error of accepting.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -127,6 +128,41 @@ pub async fn serve(
     tls: Option<Arc<Tls>>,
     stop: watch::Receiver<bool>,
 ) {
+    let cover = tls.map_or(Cover::None, Cover::Clients);
+    serve_covered(listener, service, limits, budget, cover, stop).await;
+}
+
+/// The same for the port of the peers, whose connections are encrypted: each request carries the [`Proof`] of its
+/// caller's key.
+pub(crate) async fn serve_peers(
+    tls: Arc<PeerTls>,
+    listener: TcpListener,
+    service: impl Answering,
+    limits: ServeLimits,
+    stop: watch::Receiver<bool>,
+) {
+    serve_covered(listener, service, limits, None, Cover::Peers(tls), stop).await;
+}
+
+/// How the connections of a port are encrypted.
+#[derive(Clone)]
+enum Cover {
+    /// Not at all.
+    None,
+    /// With the node's certificate, for clients.
+    Clients(Arc<Tls>),
+    /// With the nodes' own keys, for peers.
+    Peers(Arc<PeerTls>),
+}
+
+async fn serve_covered(
+    listener: TcpListener,
+    service: impl Answering,
+    limits: ServeLimits,
+    budget: Option<Arc<Budget>>,
+    cover: Cover,
+    stop: watch::Receiver<bool>,
+) {
     let builder = connection_builder(&limits);
     let crowd = Crowd::new(limits.max_connections);
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
@@ -156,17 +192,17 @@ pub async fn serve(
                     }
                     is_full = true;
                     if let Ok(permit) = Arc::clone(&turned_away).try_acquire_owned() {
-                        let tls = tls.clone();
+                        let cover = cover.clone();
                         tokio::spawn(async move {
-                            turned_away::turn_away(stream, tls.as_deref(), limits.max_connections).await;
+                            turned_away::turn_away(stream, &cover, limits.max_connections).await;
                             drop(permit);
                         });
                     }
                     continue;
                 };
                 is_full = false;
-                let (tls, complaints, stop) = (tls.clone(), Arc::clone(&complaints), stop.clone());
-                let guest = Guest { stream, peer, seat, account, tls, complaints, stop };
+                let (cover, complaints, stop) = (cover.clone(), Arc::clone(&complaints), stop.clone());
+                let guest = Guest { stream, peer, seat, account, cover, complaints, stop };
                 connections.spawn(connection(guest, service.clone(), builder.clone(), limits));
             }
             Err(error) if is_about_one_connection(&error) => {}
@@ -238,7 +274,7 @@ struct Guest {
     peer: SocketAddr,
     seat: Seat,
     account: Option<Arc<Account>>,
-    tls: Option<Arc<Tls>>,
+    cover: Cover,
     complaints: Arc<Complaints>,
     stop: watch::Receiver<bool>,
 }
@@ -250,7 +286,7 @@ async fn connection(
     builder: auto::Builder<TokioExecutor>,
     limits: ServeLimits,
 ) {
-    let Guest { stream, peer, seat, account, tls, complaints, stop } = guest;
+    let Guest { stream, peer, seat, account, cover, complaints, stop } = guest;
     let mut stop_signal = Box::pin(stopped(stop));
     if let Err(error) = prepare(&stream, &limits) {
         tracing::debug!(%error, "cannot set the options of a connection");
@@ -258,21 +294,21 @@ async fn connection(
     let address = stream.local_addr().ok();
     let mut has_to_go = Box::pin(seat.has_to_go(limits.header_read_timeout));
     let beginning = tokio::select! {
-        beginning = Box::pin(begin(stream, tls.as_deref(), limits.header_read_timeout)) => beginning,
+        beginning = Box::pin(begin(stream, &cover, limits.header_read_timeout)) => beginning,
         () = &mut stop_signal => return,
         () = &mut has_to_go => return,
     };
     // Many of these futures exist at once. All but the usual branch are boxed, to keep them small.
     match beginning {
         Beginning::Plain(protocol, io) => {
-            let talk = Talk { builder, protocol, account, names: None };
+            let talk = Talk { builder, protocol, account, names: None, proof: None };
             talk.serve(io, service, stop_signal, has_to_go).await;
         }
         Beginning::Encrypted(protocol, io, holder) => {
-            let talk = Talk { builder, protocol, account, names: holder.names };
+            let talk = Talk { builder, protocol, account, names: holder.names, proof: None };
             let uncovered = async {
-                match &tls {
-                    Some(tls) if !holder.chain.is_empty() => tls.uncovered(holder.chain).await,
+                match &cover {
+                    Cover::Clients(tls) if !holder.chain.is_empty() => tls.uncovered(holder.chain).await,
                     _ => std::future::pending().await,
                 }
             };
@@ -284,16 +320,20 @@ async fn connection(
             };
             Box::pin(talk.serve(io, service, stop_signal, Box::pin(has_to_go))).await;
         }
+        Beginning::Peer(protocol, io, proof) => {
+            let talk = Talk { builder, protocol, account, names: None, proof: Some(proof) };
+            Box::pin(talk.serve(io, service, stop_signal, has_to_go)).await;
+        }
         Beginning::Unencrypted(protocol, io) => {
             complaints.tell(peer, "this port speaks TLS, and it does not; it must use https://");
-            let talk = Talk { builder, protocol, account, names: None };
+            let talk = Talk { builder, protocol, account, names: None, proof: None };
             Box::pin(talk.serve(io, SpeakTls { address }, stop_signal, has_to_go)).await;
         }
         Beginning::Unexpected(io) => {
             let cause = "it speaks TLS, and this port does not; give the node --tls-cert and --tls-key, or use http://";
             complaints.tell(peer, cause);
             // The builder finds no request in it, and says so in plain HTTP, which clients recognise.
-            let talk = Talk { builder, protocol: Protocol::Http1, account, names: None };
+            let talk = Talk { builder, protocol: Protocol::Http1, account, names: None, proof: None };
             Box::pin(talk.serve(io, service, stop_signal, has_to_go)).await;
         }
         // Silent, gone before it said anything, or refused by the handshake.
@@ -311,6 +351,8 @@ struct Talk {
     protocol: Protocol,
     account: Option<Arc<Account>>,
     names: Option<CertificateNames>,
+    /// On the peers' port: which key the caller has.
+    proof: Option<Proof>,
 }
 
 impl Talk {
@@ -323,7 +365,7 @@ impl Talk {
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Self { builder, protocol, account, names } = self;
+        let Self { builder, protocol, account, names, proof } = self;
         let builder = match protocol {
             Protocol::Http1 => builder.http1_only(),
             Protocol::Http2 => builder.http2_only(),
@@ -331,6 +373,9 @@ impl Talk {
         let service = service_fn(move |mut request: Request<Incoming>| {
             if let Some(names) = &names {
                 request.extensions_mut().insert(names.clone());
+            }
+            if let Some(proof) = proof {
+                request.extensions_mut().insert(proof);
             }
             charged::answer(service.clone(), account.clone(), request)
         });

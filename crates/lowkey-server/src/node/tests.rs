@@ -104,6 +104,8 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         http_hosts: vec![],
         http_origins: vec![],
         tls: None,
+        join_token: None,
+        insecure: false,
         leases_max: 1_000_000,
         watch_streams_max: 10,
         limits: ServeLimits::default(),

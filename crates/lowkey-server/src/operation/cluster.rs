@@ -1,16 +1,22 @@
 //! Members.
 
 use lowkey_api::v1::{
-    AddPeerRequest, AddPeerResponse, RemovePeerRequest, RemovePeerResponse, TransferLeaderRequest,
-    TransferLeaderResponse,
+    AddPeerRequest, AddPeerResponse, InvitePeerRequest, InvitePeerResponse, RemovePeerRequest,
+    RemovePeerResponse, TransferLeaderRequest, TransferLeaderResponse,
 };
 use lowkey_api::{ApiError, Reason};
-use lowkey_core::limits::ADDRESS_BYTES_MAX;
-use lowkey_core::{Command, Invalid, MemberId, NodeIdentity, NodeInfo, NodeName, Reply};
+use lowkey_core::limits::{ADDRESS_BYTES_MAX, INVITATION_SECONDS_MAX};
+use lowkey_core::{
+    Command, Invalid, InvitationHash, KeyHash, MemberId, NodeIdentity, NodeInfo, NodeName, Reply,
+};
 use lowkey_replica::{Request, Response};
 
-use super::{Operation, unexpected};
+use super::{Answer, Operation, unexpected};
+use crate::error::StartError;
+use crate::invitation::{JoinToken, LIFETIME_SECONDS, Secret};
 use crate::join::REMOVED_MEMBER;
+use crate::peers::known::{KnownMember, registered};
+use crate::peers::proto::{InviteRequest, InviteResponse, JoinRequest, JoinResponse};
 use crate::service::{Service, members};
 
 impl Operation for AddPeerRequest {
@@ -32,7 +38,9 @@ impl Operation for AddPeerRequest {
                     grpc_address: String::new(),
                     http_address: String::new(),
                     command_version: 0,
+                    key_hash: None,
                 },
+                invitation: None,
             }));
         }
         let node = NodeInfo {
@@ -42,11 +50,25 @@ impl Operation for AddPeerRequest {
             grpc_address: parse_address("grpc_address", &self.grpc_address)?,
             http_address: parse_address("http_address", &self.http_address)?,
             command_version: self.command_version,
+            key_hash: parse_key_hash(&self.key_hash)?,
         };
         Ok(Request::Command(match self.member_id {
-            0 => Command::AddMember { node },
+            0 => Command::AddMember { node, invitation: None },
             member => Command::UpdateMember { member: MemberId(member), node },
         }))
+    }
+
+    /// A new node needs an invitation, unless nobody else could come here, or the operator said that anybody may.
+    fn permit(&self, service: &Service) -> Result<(), ApiError> {
+        let is_new = !self.identity.is_empty() && self.member_id == 0;
+        if !is_new || service.lets_anybody_join() {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            Reason::InvitationNeeded,
+            "a node joins this cluster with an invitation: `lowkey member invite` at a member makes one; give it to the \
+             new node with --join-token-file",
+        ))
     }
 
     fn respond(&self, response: Response) -> Result<AddPeerResponse, ApiError> {
@@ -74,6 +96,90 @@ impl Operation for AddPeerRequest {
         })?;
         let cluster_id = service.hello.cluster.to_string();
         Ok(AddPeerResponse { cluster_id, members: members(&status), ..response })
+    }
+}
+
+impl Operation for JoinRequest {
+    fn parse(&self) -> Result<Request, Invalid> {
+        let bytes = |field, bytes: &[u8]| {
+            <[u8; 32]>::try_from(bytes).map_err(|_| Invalid::new(field, "must be 32 bytes"))
+        };
+        let identity = <[u8; 16]>::try_from(self.identity.as_slice());
+        let node = NodeInfo {
+            name: NodeName::parse(&self.node_id)?,
+            identity: Some(NodeIdentity(identity.map_err(|_| Invalid::new("identity", "must be 16 bytes"))?)),
+            raft_address: parse_address("raft_address", &self.raft_address)?,
+            grpc_address: parse_address("grpc_address", &self.grpc_address)?,
+            http_address: parse_address("http_address", &self.http_address)?,
+            command_version: self.command_version,
+            key_hash: Some(KeyHash(bytes("key_hash", &self.key_hash)?)),
+        };
+        let invitation = Some(InvitationHash(bytes("body", &self.invitation)?));
+        Ok(Request::Command(Command::AddMember { node, invitation }))
+    }
+
+    fn respond(&self, response: Response) -> Result<JoinResponse, ApiError> {
+        match response {
+            Response::Applied(Reply::MemberAdded { member }) => {
+                Ok(JoinResponse { member_id: member.0, ..JoinResponse::default() })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn complete(
+        &self,
+        service: &Service,
+        outcome: Result<JoinResponse, ApiError>,
+    ) -> Result<JoinResponse, ApiError> {
+        let status = service.lanes.root().view.status();
+        let members = registered(&status).map(Into::into).collect();
+        Ok(JoinResponse { cluster_id: service.hello.cluster.0.to_vec(), members, ..outcome? })
+    }
+}
+
+impl Operation for InviteRequest {
+    fn parse(&self) -> Result<Request, Invalid> {
+        let invitation = <[u8; 32]>::try_from(self.invitation.as_slice());
+        let invitation = invitation.map_err(|_| Invalid::new("body", "must be 32 bytes"))?;
+        Ok(Request::Command(Command::Invite {
+            invitation: InvitationHash(invitation),
+            lifetime_seconds: self.lifetime_seconds,
+            since_unix_ms: 0,
+        }))
+    }
+
+    fn respond(&self, response: Response) -> Result<InviteResponse, ApiError> {
+        match response {
+            Response::Applied(Reply::Invited { expires_unix_ms }) => Ok(InviteResponse { expires_unix_ms }),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Answer for InvitePeerRequest {
+    async fn answer(self, service: &Service) -> Result<InvitePeerResponse, ApiError> {
+        let lifetime_seconds = match u64::try_from(self.ttl_seconds) {
+            Ok(0) => LIFETIME_SECONDS,
+            Ok(seconds @ 1..=INVITATION_SECONDS_MAX) => seconds,
+            _ => {
+                let problem = format!("must be 1 to {INVITATION_SECONDS_MAX}, or 0 for an hour");
+                return Err(ApiError::invalid("ttl_seconds", problem));
+            }
+        };
+        let internal = |error: StartError| ApiError::new(Reason::Internal, error.to_string());
+        // The secret is made here and told to whom asks. The leader, and the log, see its hash.
+        let secret = Secret(crate::random_bytes().map_err(internal)?);
+        let invite = InviteRequest { invitation: secret.hash().0.to_vec(), lifetime_seconds };
+        let InviteResponse { expires_unix_ms } = service.operate(invite).await?;
+        let status = service.lanes.root().view.status();
+        let members: Vec<KnownMember> = registered(&status).filter(|member| member.key.is_some()).collect();
+        if members.is_empty() {
+            let problem = "no member's key is known here yet; try again in a moment";
+            return Err(ApiError::new(Reason::UpgradeUnderWay, problem).retry_after_ms(1000));
+        }
+        let token = JoinToken { cluster: service.hello.cluster, secret, members }.reveal();
+        Ok(InvitePeerResponse { token, expires_unix_ms })
     }
 }
 
@@ -128,12 +234,25 @@ fn parse_identity(text: &str) -> Result<NodeIdentity, Invalid> {
     parse_hex(text).map(NodeIdentity).ok_or_else(|| Invalid::new("identity", problem))
 }
 
-/// Sixteen bytes from 32 hexadecimal digits.
-pub(crate) fn parse_hex(text: &str) -> Option<[u8; 16]> {
-    if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+/// The hash of a node's key; none of a node of before.
+fn parse_key_hash(text: &str) -> Result<Option<KeyHash>, Invalid> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let hash = parse_hex(text).map(KeyHash);
+    hash.map(Some).ok_or_else(|| Invalid::new("key_hash", "must be 64 hexadecimal digits, or empty"))
+}
+
+/// Bytes from twice as many hexadecimal digits.
+pub(crate) fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    if text.len() != 2 * N || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
-    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(bytes)
 }
 
 /// `HOST:PORT`, as others can dial it.

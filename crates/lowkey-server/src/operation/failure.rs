@@ -32,6 +32,10 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
         Failure::TooManyLeases { leases_max } => {
             ApiError::new(Reason::LimitLeases, format!("there are {leases_max} leases, as many as there may be"))
         }
+        Failure::InvitationExpired => ApiError::new(
+            Reason::InvitationNotValid,
+            "the time of this invitation is over; make a new one: lowkey member invite",
+        ),
         Failure::TooManyMembers => ApiError::new(
             Reason::LimitMembers,
             format!(
@@ -239,6 +243,23 @@ fn refused(refusal: Refusal) -> ApiError {
         Refusal::RequestReused { request } => ApiError::invalid(
             "request_id",
             format!("{request} was used before, for something else; every operation needs an id of its own"),
+        ),
+        Refusal::NodeKeyDiffers { name } => ApiError::new(
+            Reason::NodeKeyDiffers,
+            format!(
+                "node {name} is registered with another key, and keys never change; if its `node.key` is lost, remove the \
+                 node and let it join anew: lowkey member remove {name}"
+            ),
+        )
+        .with("node_id", name),
+        Refusal::InvitationNotFound => ApiError::new(
+            Reason::InvitationNotValid,
+            "this invitation is not known here: it is of another cluster, or was forgotten when its time was over; make a \
+             new one: lowkey member invite",
+        ),
+        Refusal::InvitationUsed => ApiError::new(
+            Reason::InvitationNotValid,
+            "this invitation was used already: it lets in one node; make a new one: lowkey member invite",
         ),
         Refusal::NodeNameTaken { name, by: _ } => ApiError::new(
             Reason::NodeNameTaken,

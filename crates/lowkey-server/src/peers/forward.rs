@@ -64,6 +64,7 @@ pub(super) async fn forward_requests(mut wire: Wire, forwards: Arc<Mutex<mpsc::R
                 stream.run(first, &mut forwards, response.into_inner(), &wire.told).await;
             }
             Err(status) => {
+                wire.heed(&status);
                 wire.told.failed(wire.to, "requests", since, Some(status));
                 refuse(first);
                 while let Ok(waiting) = forwards.try_recv() {

@@ -1,14 +1,21 @@
 //! The sender and the receiver of a call between nodes, checked on every call before anything else is read.
 //!
 //! These must not get a single message into this node's replica: a node of another cluster, a stranger, a
-//! node that came back with another identity.
+//! node that came back with another identity, one that says an identity and does not have its key.
+//!
+//! A member that is registered with a key must have proven that it has it: on every connection (`tls.rs`). Only a
+//! member that has no key yet may come without encryption. That ends when all nodes are upgraded.
+
+use std::sync::Arc;
 
 use http::HeaderMap;
-use lowkey_core::{ClusterId, MemberId, NodeIdentity};
+use lowkey_core::{ClusterId, KeyHash, MemberId, NodeIdentity};
 use lowkey_replica::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Status as GrpcStatus};
 
+use super::known::Known;
+use super::tls::{PeerTls, Proof};
 use crate::operation::{parse_address, parse_hex};
 
 const CLUSTER: &str = "lowkey-cluster";
@@ -18,6 +25,10 @@ const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
 /// On a refusal: the caller was a member once and is none any more. It will never be let in again.
 const REMOVED: &str = "lowkey-removed";
+/// On a refusal: the caller has a key, and must use it.
+const KEY_NEEDED: &str = "lowkey-key-needed";
+/// On a refusal: the caller may be a member that this node has not heard of.
+const UNKNOWN: &str = "lowkey-unknown";
 /// How many characters of a caller's value are quoted.
 const QUOTED_CHARS_MAX: usize = 40;
 /// How many characters of another node's reason are told.
@@ -25,10 +36,24 @@ const CAUSE_CHARS_MAX: usize = 200;
 
 /// The refusal of a member that was removed.
 pub(crate) fn refuse_removed(member: MemberId) -> GrpcStatus {
+    refuse(REMOVED, format!("member {member} was removed from this cluster"))
+}
+
+/// A refusal with a mark for programs.
+fn refuse(mark: &'static str, cause: String) -> GrpcStatus {
     let mut metadata = MetadataMap::new();
-    metadata.insert(REMOVED, MetadataValue::from_static("true"));
-    let cause = format!("member {member} was removed from this cluster");
+    metadata.insert(mark, MetadataValue::from_static("true"));
     GrpcStatus::with_metadata(Code::PermissionDenied, cause, metadata)
+}
+
+/// True if a refusal says that this node must prove itself with its key.
+pub(super) fn says_key_needed(status: &GrpcStatus) -> bool {
+    status.code() == Code::PermissionDenied && status.metadata().contains_key(KEY_NEEDED)
+}
+
+/// True if a refusal of this node says that it does not know the caller, and might ask others.
+pub(super) fn is_of_unknown(status: &GrpcStatus) -> bool {
+    status.metadata().contains_key(UNKNOWN)
 }
 
 /// True if a refusal says that this node was removed.
@@ -42,8 +67,10 @@ pub(super) fn read_refusal(headers: &HeaderMap) -> Option<GrpcStatus> {
     let code = Code::from_bytes(headers.get("grpc-status")?.as_bytes());
     let cause = headers.get("grpc-message").map(|cause| unescaped(cause.as_bytes())).unwrap_or_default();
     let mut refusal = GrpcStatus::new(code, cut(&cause, CAUSE_CHARS_MAX));
-    if headers.contains_key(REMOVED) {
-        refusal.metadata_mut().insert(REMOVED, MetadataValue::from_static("true"));
+    for mark in [REMOVED, KEY_NEEDED] {
+        if headers.contains_key(mark) {
+            refusal.metadata_mut().insert(mark, MetadataValue::from_static("true"));
+        }
     }
     Some(refusal)
 }
@@ -72,6 +99,10 @@ pub(crate) struct Hello {
     pub(crate) own: MemberId,
     pub(crate) identity: NodeIdentity,
     pub(crate) raft_address: String,
+    /// How it proves that.
+    pub(crate) tls: Arc<PeerTls>,
+    /// What it knows of the others' keys.
+    pub(crate) known: Known,
 }
 
 /// A caller, as it describes itself.
@@ -80,25 +111,34 @@ pub(crate) struct Caller {
     pub(crate) member: MemberId,
     pub(crate) identity: NodeIdentity,
     pub(crate) raft_address: String,
+    /// The key that it has proven to have.
+    pub(crate) proof: Proof,
 }
 
 impl Caller {
     /// Lets the caller in, or says why not, according to what is applied here now. Ask again for as long as
     /// it is heard.
-    pub(crate) fn check(&self, status: &Status) -> Result<(), GrpcStatus> {
+    pub(crate) fn check(&self, status: &Status, known: &Known) -> Result<(), GrpcStatus> {
         let member = self.member;
         if status.has_removed(member) {
             return Err(refuse_removed(member));
         }
-        let known = status.members.iter().find(|known| known.member == member);
-        match known.map(|known| known.node.identity) {
-            Some(Some(known)) if known != self.identity => {
+        let registered = status.members.iter().find(|known| known.member == member);
+        match registered.map(|registered| registered.node.identity) {
+            Some(Some(identity)) if identity != self.identity => {
                 let cause = format!("member {member} has another identity in this cluster");
                 Err(GrpcStatus::permission_denied(cause))
             }
-            Some(Some(_)) => Ok(()),
-            // Its identity went with its entry in the register, but it is still part of the quorum.
-            None if status.leaving.contains(&member) => Ok(()),
+            Some(Some(_)) => self.check_key(known.key(member, status).flatten()),
+            // Its identity went with its entry in the register, but it is still part of the quorum. Its key is
+            // remembered.
+            None if status.leaving.contains(&member) => match known.key(member, status) {
+                Some(key) => self.check_key(key),
+                None if !known.has_keys(status) => Ok(()),
+                None => {
+                    Err(refuse(UNKNOWN, format!("the key of member {member}, which leaves, is not known")))
+                }
+            },
             // A higher number may belong to a member that is newer than what this node has applied, and a
             // member that was expected may have come. It is heard only where that matters: by a node that
             // knows no members yet, during an election, or if it won one. While another node leads, a
@@ -109,7 +149,33 @@ impl Caller {
                 let cause = format!("member {member} is not known here yet");
                 Err(GrpcStatus::permission_denied(cause))
             }
-            Some(None) | None => Ok(()),
+            Some(None) | None => match known.key(member, status) {
+                Some(key) => self.check_key(key),
+                // In a cluster of before nobody could prove anything.
+                None if !known.has_keys(status) => Ok(()),
+                None => {
+                    let cause = format!("member {member} is not known here; asking those that are");
+                    Err(refuse(UNKNOWN, cause))
+                }
+            },
+        }
+    }
+
+    /// The caller must have proven that it has this key, if the member has one.
+    fn check_key(&self, key: Option<KeyHash>) -> Result<(), GrpcStatus> {
+        let member = self.member;
+        match (key, self.proof.0) {
+            (None, _) => Ok(()),
+            (Some(key), Some(proven)) if key == proven => Ok(()),
+            (Some(_), Some(_)) => Err(GrpcStatus::permission_denied(format!(
+                "the caller says that it is member {member}, and has another key"
+            ))),
+            (Some(_), None) => Err(refuse(
+                KEY_NEEDED,
+                format!(
+                    "member {member} has a key and must use it: nothing is taken from it without encryption"
+                ),
+            )),
         }
     }
 
@@ -148,7 +214,12 @@ impl Hello {
     }
 
     /// Reads the caller's identity, and lets it in, or says why not.
-    pub(crate) fn check(&self, metadata: &MetadataMap, status: &Status) -> Result<Caller, GrpcStatus> {
+    pub(crate) fn check(
+        &self,
+        metadata: &MetadataMap,
+        proof: Proof,
+        status: &Status,
+    ) -> Result<Caller, GrpcStatus> {
         let field = |key: &'static str| {
             let value = metadata.get(key).and_then(|value| value.to_str().ok());
             value.ok_or_else(|| {
@@ -181,19 +252,19 @@ impl Hello {
             let quoted = cut(raft_address, QUOTED_CHARS_MAX);
             GrpcStatus::invalid_argument(format!("{ADDRESS} is not HOST:PORT, but {quoted:?}"))
         })?;
-        let caller = Caller { member, identity, raft_address };
-        caller.check(status)?;
+        let caller = Caller { member, identity, raft_address, proof };
+        caller.check(status, &self.known)?;
         Ok(caller)
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::Arc;
-
     use lowkey_core::{NodeInfo, NodeName, Token};
     use lowkey_replica::{MemberStatus, Role};
 
+    use super::super::known::KnownMember;
+    use super::super::tls::tests::any_tls;
     use super::*;
 
     pub(crate) fn hello(own: u64) -> Hello {
@@ -202,7 +273,15 @@ pub(crate) mod tests {
             own: MemberId(own),
             identity: NodeIdentity([own as u8; 16]),
             raft_address: "127.0.0.1:7000".to_owned(),
+            tls: Arc::new(any_tls()),
+            known: Known::default(),
         }
+    }
+
+    /// The same member with a key.
+    pub(crate) fn with_key(member: MemberStatus, byte: u8) -> MemberStatus {
+        let node = NodeInfo { key_hash: Some(KeyHash([byte; 32])), ..(*member.node).clone() };
+        MemberStatus { node: Arc::new(node), ..member }
     }
 
     pub(crate) fn member(number: u64, identity: Option<u8>) -> MemberStatus {
@@ -215,6 +294,7 @@ pub(crate) mod tests {
                 grpc_address: String::new(),
                 http_address: String::new(),
                 command_version: 0,
+                key_hash: None,
             }),
             voter: true,
             progress: None,
@@ -248,7 +328,51 @@ pub(crate) mod tests {
     }
 
     fn check(caller: u64, status: &Status) -> Result<Caller, GrpcStatus> {
-        hello(1).check(hello(caller).sign(MemberId(1), ()).metadata(), status)
+        check_with(caller, None, status)
+    }
+
+    /// The same, by a caller that has proven to have a key.
+    fn check_with(caller: u64, key: Option<u8>, status: &Status) -> Result<Caller, GrpcStatus> {
+        let proof = Proof(key.map(|byte| KeyHash([byte; 32])));
+        hello(1).check(hello(caller).sign(MemberId(1), ()).metadata(), proof, status)
+    }
+
+    #[test]
+    fn a_member_with_a_key_must_prove_it_and_one_without_may_come_as_it_always_did() {
+        let members =
+            || vec![with_key(member(1, Some(1)), 1), with_key(member(2, Some(2)), 2), member(3, Some(3))];
+        let status = status(members(), &[], 3);
+        assert!(check_with(2, Some(2), &status).is_ok());
+        let other = check_with(2, Some(9), &status).unwrap_err();
+        assert!(other.message().contains("another key") && !says_key_needed(&other), "{other:?}");
+        let plain = check_with(2, None, &status).unwrap_err();
+        assert!(says_key_needed(&plain) && plain.message().contains("encryption"), "{plain:?}");
+        assert!(check_with(3, None, &status).is_ok() && check_with(3, Some(9), &status).is_ok());
+    }
+
+    #[test]
+    fn who_is_not_known_is_heard_when_a_known_member_has_vouched_for_it() {
+        let members = vec![with_key(member(1, Some(1)), 1), with_key(member(2, Some(2)), 2)];
+        let electing = Status { leader: None, ..status(members, &[], 2) };
+        let unknown = check_with(3, Some(3), &electing).unwrap_err();
+        assert!(is_of_unknown(&unknown) && !says_removed(&unknown), "{unknown:?}");
+        let caller = Caller {
+            member: MemberId(3),
+            identity: NodeIdentity([3; 16]),
+            raft_address: "127.0.0.1:3".to_owned(),
+            proof: Proof(Some(KeyHash([3; 32]))),
+        };
+        let vouched = |byte: u8| {
+            let raft_address = "127.0.0.1:3".to_owned();
+            Known::new([KnownMember { member: MemberId(3), key: Some(KeyHash([byte; 32])), raft_address }])
+        };
+        assert!(caller.check(&electing, &vouched(3)).is_ok());
+        assert!(caller.check(&electing, &vouched(9)).unwrap_err().message().contains("another key"));
+        // One that leaves is known by what was remembered.
+        let leaving = Status { leaving: [MemberId(3)].into(), last_member: MemberId(3), ..electing };
+        assert!(
+            caller.check(&leaving, &vouched(3)).is_ok() && caller.check(&leaving, &Known::default()).is_err()
+        );
     }
 
     #[test]
@@ -284,15 +408,16 @@ pub(crate) mod tests {
         let electing = Status { leader: None, ..status(both(), &[], 2) };
         let caller = check(3, &electing).unwrap();
         assert!(!caller.is_registered(&electing));
-        let early = caller.check(&status(both(), &[], 2)).unwrap_err();
+        let known = Known::default();
+        let early = caller.check(&status(both(), &[], 2), &known).unwrap_err();
         assert!(early.message().contains("not known here yet"), "{early:?}");
         let won = Status { leader: Some(MemberId(3)), ..status(both(), &[], 2) };
-        caller.check(&won).unwrap();
+        caller.check(&won, &known).unwrap();
         let registered = |identity| [both(), vec![member(3, Some(identity))]].concat();
         let other = Status { leader: None, ..status(registered(9), &[], 3) };
-        assert!(caller.check(&other).unwrap_err().message().contains("another identity"));
+        assert!(caller.check(&other, &known).unwrap_err().message().contains("another identity"));
         let same = status(registered(3), &[], 3);
-        assert!(caller.check(&same).is_ok() && caller.is_registered(&same));
+        assert!(caller.check(&same, &known).is_ok() && caller.is_registered(&same));
     }
 
     #[test]
@@ -334,7 +459,8 @@ pub(crate) mod tests {
                 let mut call = hello(2).sign(MemberId(1), ());
                 call.metadata_mut().insert(key, made_up.parse().unwrap());
                 let both = vec![member(1, Some(1)), member(2, Some(2))];
-                let refused = hello(1).check(call.metadata(), &status(both, &[], 3)).unwrap_err();
+                let refused =
+                    hello(1).check(call.metadata(), Proof(None), &status(both, &[], 3)).unwrap_err();
                 assert_eq!(refused.code(), code, "{key}");
                 let text = refused.message();
                 assert!(text.len() < 200 && text.contains(cut(made_up, 40).as_str()), "{text}");

@@ -9,15 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use lowkey_core::MemberId;
+use lowkey_core::{KeyHash, MemberId};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tonic::transport::{Channel, Endpoint};
+use tonic::Status;
+use tonic::transport::Channel;
 
 use super::Hello;
 use super::complaints::{OfMember, Rarely};
+use super::dial::Dial;
 use super::forward::{Forward, forward_requests};
+use super::hello::says_key_needed;
 use super::outlet::{Outlet, keep_connected};
 use super::proto::peer_client::PeerClient;
 use super::snapshots::{Outgoing, send_snapshots};
@@ -37,6 +40,8 @@ pub(super) const CALL_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The near end of a link. Dropping it ends the link.
 pub(crate) struct Link {
     pub(super) address: String,
+    /// The key that the member must have; none for one that has none yet.
+    pub(super) key: Option<KeyHash>,
     pub(super) outlet: Outlet,
     /// What is sent at the end of this turn.
     pub(super) frames: Vec<u8>,
@@ -52,39 +57,40 @@ pub(super) struct Wire {
     pub(super) lanes: Lanes,
     pub(super) to: MemberId,
     pub(super) client: PeerClient<Channel>,
+    pub(super) dial: Dial,
     pub(super) told: OfMember,
+}
+
+impl Wire {
+    /// A call was refused. If the member wants to be called encrypted, the next call is.
+    pub(super) fn heed(&mut self, refusal: &Status) {
+        if says_key_needed(refusal) && self.dial.encrypt() {
+            self.client = client(&self.dial);
+        }
+    }
+}
+
+/// The node that a link leads to.
+pub(super) struct Goal {
+    pub(super) member: MemberId,
+    pub(super) address: String,
+    pub(super) key: Option<KeyHash>,
 }
 
 impl Link {
     /// Must be called within the runtime.
-    pub(super) fn new(
-        hello: Arc<Hello>,
-        lanes: Lanes,
-        to: MemberId,
-        address: String,
-        complaints: &mut Rarely,
-    ) -> Self {
+    pub(super) fn new(hello: Arc<Hello>, lanes: Lanes, goal: Goal, complaints: &mut Rarely) -> Self {
+        let Goal { member: to, address, key } = goal;
         let outlet = Outlet::default();
         let (snapshots, snapshot_queue) = mpsc::channel(1);
         let (forwarder, forwards) = mpsc::channel(FORWARDS_MAX);
         let mut tasks = JoinSet::new();
-        match Endpoint::from_shared(format!("http://{address}")) {
-            Ok(endpoint) => {
-                let channel = endpoint
-                    .connect_timeout(CONNECT_TIMEOUT)
-                    .tcp_nodelay(true)
-                    .http2_keep_alive_interval(Duration::from_secs(1))
-                    .keep_alive_timeout(Duration::from_secs(2))
-                    .keep_alive_while_idle(true)
-                    .connect_lazy();
-                let client = PeerClient::new(channel)
-                    .max_decoding_message_size(CALL_BYTES_MAX)
-                    .max_encoding_message_size(CALL_BYTES_MAX);
-                let wire = Wire { hello, lanes, to, client, told: OfMember::default() };
-                let (near, dialled, messages) = (wire.clone(), address.clone(), outlet.clone());
-                tasks.spawn(keep_up(to, "messages", move || {
-                    keep_connected(near.clone(), dialled.clone(), messages.clone())
-                }));
+        match Dial::new(Arc::clone(&hello.tls), address.clone(), key) {
+            Ok(dial) => {
+                let client = client(&dial);
+                let wire = Wire { hello, lanes, to, client, dial, told: OfMember::default() };
+                let (near, messages) = (wire.clone(), outlet.clone());
+                tasks.spawn(keep_up(to, "messages", move || keep_connected(near.clone(), messages.clone())));
                 let (near, queue) = (wire.clone(), Arc::new(Mutex::new(snapshot_queue)));
                 tasks.spawn(keep_up(to, "snapshots", move || {
                     send_snapshots(near.clone(), Arc::clone(&queue))
@@ -99,8 +105,15 @@ impl Link {
                 tracing::error!(member = to.0, address, %error, "a member's address cannot be used");
             }
         }
-        Self { address, outlet, frames: Vec::new(), snapshots, forwarder, _tasks: tasks }
+        Self { address, key, outlet, frames: Vec::new(), snapshots, forwarder, _tasks: tasks }
     }
+}
+
+/// A client for calls, which connects when it is first used.
+pub(super) fn client(dial: &Dial) -> PeerClient<Channel> {
+    PeerClient::new(dial.channel())
+        .max_decoding_message_size(CALL_BYTES_MAX)
+        .max_encoding_message_size(CALL_BYTES_MAX)
 }
 
 /// Runs a task of a link, and starts it again if it panics. Input from another node must not end a link for

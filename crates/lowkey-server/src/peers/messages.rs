@@ -6,6 +6,7 @@
 //! is gRPC. The near end is in `outlet.rs`, the far end here.
 //!
 //! ```text
+//! caller ─► TLS handshake: each end proves its key (`tls.rs`)
 //! caller ─► GET /lowkey.peer.v1/messages, with its hello in the headers, to be upgraded
 //! callee ─► 101, or a refusal as gRPC has it, in the headers
 //! caller ─► frames: length (4 bytes, little endian), one message of `wire`
@@ -37,6 +38,7 @@ use tonic::metadata::MetadataMap;
 use super::frames::take_frame;
 use super::hello::Caller;
 use super::server::Peers;
+use super::tls::Proof;
 
 /// The path that messages are sent to.
 pub(super) const PATH: &str = "/lowkey.peer.v1/messages";
@@ -50,9 +52,10 @@ const READ_BYTES: usize = 64 * 1024;
 
 /// Lets in a caller that wants to send messages, or says why not.
 pub(super) async fn answer(State(peers): State<Arc<Peers>>, mut request: Request) -> Response {
+    let proof = request.extensions().get::<Proof>().copied().unwrap_or_default();
     let metadata = MetadataMap::from_headers(std::mem::take(request.headers_mut()));
     let is_upgrade = metadata.get(header::UPGRADE.as_str()).is_some_and(|value| value == "lowkey-messages");
-    let caller = match peers.let_in(&metadata) {
+    let caller = match peers.let_in(&metadata, proof) {
         Ok(_) if !is_upgrade => return Status::invalid_argument("messages need an upgrade").into_http(),
         Ok(caller) => caller,
         Err(status) => return status.into_http(),
@@ -91,7 +94,7 @@ async fn take_in(peers: &Peers, caller: &Caller, mut stream: impl AsyncRead + Un
     loop {
         // The caller may have been removed since it was let in, or be another node after all. It is told so
         // when it calls again.
-        caller.check(&peers.service.lanes.root().view.status())?;
+        caller.check(&peers.service.lanes.root().view.status(), &peers.service.hello.known)?;
         if !received.is_empty() && heard.elapsed() >= FRAME_PAUSE_MAX {
             return Err(Status::deadline_exceeded(format!("member {} stopped in a frame", caller.member)));
         }

@@ -1,4 +1,7 @@
 //! The near end of a connection for messages: see [`super::messages`].
+//!
+//! The thread that writes also encrypts: what is sent at the end of a turn is sealed into as few records as there can be,
+//! and leaves in one system call.
 
 use std::io::{self, Write as _};
 use std::net::TcpStream as StdTcpStream;
@@ -11,6 +14,7 @@ use http::{HeaderValue, StatusCode, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
+use rustls::client::ClientConnection;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -18,9 +22,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use super::frames::fitting;
-use super::hello::{read_refusal, says_removed};
-use super::link::{CONNECT_TIMEOUT, RETRY_PAUSE, Wire};
+use super::hello::{read_refusal, says_key_needed, says_removed};
+use super::link::{RETRY_PAUSE, Wire};
 use super::messages::{PATH, PROTOCOL, UPGRADE};
+use super::tls::PeerStream;
 use super::unreachable;
 use crate::lane::inbox::Event;
 
@@ -54,43 +59,108 @@ pub(super) struct Outlet {
 struct Connected {
     /// In non-blocking mode.
     stream: StdTcpStream,
-    /// What the socket did not take yet.
-    unsent: BytesMut,
+    unsent: Unsent,
     /// Tells the task that this connection, and no later one, is broken.
     broken: Arc<Notify>,
 }
 
+/// What the socket did not take yet.
+enum Unsent {
+    /// Of a member that has no key yet.
+    Plain(BytesMut),
+    Sealed {
+        /// Keeps the records that wait.
+        tls: Box<ClientConnection>,
+        /// About how many bytes wait; 0 exactly if none do.
+        count: usize,
+    },
+}
+
 impl Connected {
-    fn new(stream: StdTcpStream) -> Self {
-        Self { stream, unsent: BytesMut::new(), broken: Arc::default() }
+    fn new(stream: StdTcpStream, tls: Option<Box<ClientConnection>>) -> Self {
+        let unsent = match tls {
+            None => Unsent::Plain(BytesMut::new()),
+            Some(mut tls) => {
+                // What may wait is limited here, for all connections alike.
+                tls.set_buffer_limit(None);
+                Unsent::Sealed { tls, count: 0 }
+            }
+        };
+        Self { stream, unsent, broken: Arc::default() }
     }
+
+    fn unsent_bytes(&self) -> usize {
+        match &self.unsent {
+            Unsent::Plain(unsent) => unsent.len(),
+            Unsent::Sealed { count, .. } => *count,
+        }
+    }
+
+    /// Sends frames behind what waits, as many as the socket takes now.
+    fn send(&mut self, frames: &[u8]) -> io::Result<()> {
+        match &mut self.unsent {
+            Unsent::Plain(unsent) if unsent.is_empty() => {
+                let count = write(&mut self.stream, frames)?;
+                unsent.extend_from_slice(&frames[count..]);
+                Ok(())
+            }
+            Unsent::Plain(unsent) => {
+                unsent.extend_from_slice(frames);
+                write_some(&mut self.stream, unsent)
+            }
+            Unsent::Sealed { tls, count } => {
+                tls.writer().write_all(frames)?;
+                *count += frames.len();
+                write_records(&mut self.stream, tls, count)
+            }
+        }
+    }
+
+    /// Sends what waits, as much as the socket takes now.
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.unsent {
+            Unsent::Plain(unsent) => write_some(&mut self.stream, unsent),
+            Unsent::Sealed { tls, count } => write_records(&mut self.stream, tls, count),
+        }
+    }
+
+    /// The callee said something. An error if that ends the connection: it is to listen. Only TLS itself may speak.
+    fn hear(&mut self, mut heard: &[u8]) -> Result<(), Status> {
+        let Unsent::Sealed { tls, .. } = &mut self.unsent else { return Err(speaks()) };
+        while !heard.is_empty() {
+            tls.read_tls(&mut heard).map_err(away)?;
+            let state = tls.process_new_packets().map_err(away)?;
+            if state.plaintext_bytes_to_read() > 0 {
+                return Err(speaks());
+            }
+            if state.peer_has_closed() {
+                return Err(away(io::Error::from(io::ErrorKind::UnexpectedEof)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn speaks() -> Status {
+    Status::failed_precondition("it speaks where it is to listen")
 }
 
 impl Outlet {
     /// Sends frames, without blocking. Returns false if some are lost: the last of them, or all.
     pub(super) fn send(&self, frames: &[u8]) -> bool {
-        let mut connected = self.connected();
-        let Some(Connected { stream, unsent, .. }) = connected.as_mut() else { return false };
-        let fitting = fitting(frames, UNSENT_MAX.saturating_sub(unsent.len()));
-        let sent = match unsent.is_empty() {
-            true => write(stream, fitting).map(|count| unsent.extend_from_slice(&fitting[count..])),
-            false => {
-                unsent.extend_from_slice(fitting);
-                write_some(stream, unsent)
-            }
-        };
-        Self::judge(connected, sent) && fitting.len() == frames.len()
+        let mut guard = self.connected();
+        let Some(connected) = guard.as_mut() else { return false };
+        let fitting = fitting(frames, UNSENT_MAX.saturating_sub(connected.unsent_bytes()));
+        let sent = connected.send(fitting);
+        Self::judge(guard, sent) && fitting.len() == frames.len()
     }
 
     /// Sends what a full socket did not take. Call this regularly.
     pub(super) fn flush(&self) {
-        let mut connected = self.connected();
-        let Some(Connected { stream, unsent, .. }) = connected.as_mut().filter(|it| !it.unsent.is_empty())
-        else {
-            return;
-        };
-        let sent = write_some(stream, unsent);
-        Self::judge(connected, sent);
+        let mut guard = self.connected();
+        let Some(connected) = guard.as_mut().filter(|it| it.unsent_bytes() > 0) else { return };
+        let sent = connected.flush();
+        Self::judge(guard, sent);
     }
 
     fn judge(mut connected: MutexGuard<'_, Option<Connected>>, sent: io::Result<()>) -> bool {
@@ -132,12 +202,28 @@ fn write_some(stream: &mut StdTcpStream, unsent: &mut BytesMut) -> io::Result<()
     Ok(())
 }
 
+/// Writes as many of the records that wait as the socket takes now.
+fn write_records(stream: &mut StdTcpStream, tls: &mut ClientConnection, count: &mut usize) -> io::Result<()> {
+    while tls.wants_write() {
+        match tls.write_tls(stream) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            // At least one byte is left: records are longer than what is in them.
+            Ok(written) => *count = count.saturating_sub(written).max(1),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    *count = 0;
+    Ok(())
+}
+
 /// Keeps an outlet connected for as long as the link lives.
-pub(super) async fn keep_connected(wire: Wire, address: String, outlet: Outlet) {
+pub(super) async fn keep_connected(wire: Wire, outlet: Outlet) {
     let mut patience = Patience::default();
     loop {
         let since = Instant::now();
-        let (ended, was_answered) = match connect(&wire, &address).await {
+        let (ended, was_answered) = match connect(&wire).await {
             Ok(stream) => (stay_connected(stream, &outlet).await.err(), true),
             // Only a member that answers gives a reason of its own.
             Err(status) => {
@@ -146,6 +232,9 @@ pub(super) async fn keep_connected(wire: Wire, address: String, outlet: Outlet) 
             }
         };
         let pause = patience.pause(was_answered, since.elapsed());
+        if ended.as_ref().is_some_and(says_key_needed) {
+            wire.dial.encrypt();
+        }
         if ended.as_ref().is_some_and(says_removed) {
             wire.lanes.root().inbox.report(Event::RemovedSays(wire.to));
         }
@@ -193,17 +282,15 @@ fn timed_out() -> Status {
 }
 
 /// A connection to a member that lets this node in.
-async fn connect(wire: &Wire, address: &str) -> Result<TcpStream, Status> {
-    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await.map_err(|_| timed_out())?;
-    let stream = stream.map_err(away)?;
-    prepare(&stream).map_err(away)?;
-    timeout(HELLO_TIMEOUT, say_hello(wire, address, stream)).await.unwrap_or_else(|_| Err(timed_out()))
+async fn connect(wire: &Wire) -> Result<PeerStream, Status> {
+    let stream = wire.dial.connect().await.map_err(away)?;
+    prepare(stream.tcp()).map_err(away)?;
+    timeout(HELLO_TIMEOUT, say_hello(wire, stream)).await.unwrap_or_else(|_| Err(timed_out()))
 }
 
-/// Makes messages leave at once. Also makes the kernel detect a member that vanished without a word, even
-/// if nothing is sent to it, as by a follower that waits.
+/// Makes the kernel detect a member that vanished without a word, even if nothing is sent to it, as by a follower
+/// that waits.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
     sockopt::set_tcp_user_timeout(stream, SILENCE_MAX.as_millis() as u32)?;
     sockopt::set_tcp_keepidle(stream, PROBE_INTERVAL)?;
     sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
@@ -212,7 +299,8 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpStream, Status> {
+async fn say_hello(wire: &Wire, stream: PeerStream) -> Result<PeerStream, Status> {
+    let address = &*wire.dial.address;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(away)?;
     let mut request = http::Request::new(Body::empty());
     *request.uri_mut() = http::Uri::from_static(PATH);
@@ -241,23 +329,34 @@ async fn say_hello(wire: &Wire, address: &str, stream: TcpStream) -> Result<TcpS
         upgraded = &mut exchange => upgraded?,
         _ = connection.with_upgrades() => exchange.await?,
     };
-    let parts = upgraded.downcast::<TokioIo<TcpStream>>();
+    let parts = upgraded.downcast::<TokioIo<PeerStream>>();
     parts.map(|parts| parts.io.into_inner()).map_err(|_| Status::internal("another connection came back"))
 }
 
 /// Lends a connection to the thread that writes, until the connection ends.
-async fn stay_connected(stream: TcpStream, outlet: &Outlet) -> Result<(), Status> {
+async fn stay_connected(stream: PeerStream, outlet: &Outlet) -> Result<(), Status> {
+    let (stream, tls) = stream.into_parts();
     let stream = stream.into_std().map_err(away)?;
     let mut listening = stream.try_clone().and_then(TcpStream::from_std).map_err(away)?;
-    let connected = Connected::new(stream);
+    let connected = Connected::new(stream, tls);
     let broken = Arc::clone(&connected.broken);
     *outlet.connected() = Some(connected);
     let _closing = Closing(outlet);
+    let listen = async {
+        let mut heard = [0; 1024];
+        loop {
+            match listening.read(&mut heard).await {
+                Ok(0) => return Err(away(io::Error::from(io::ErrorKind::UnexpectedEof))),
+                Ok(count) => match outlet.connected().as_mut() {
+                    Some(connected) => connected.hear(&heard[..count])?,
+                    None => return Ok(()),
+                },
+                Err(error) => return Err(away(error)),
+            }
+        }
+    };
     tokio::select! {
-        heard = listening.read_u8() => match heard {
-            Ok(_) => Err(Status::failed_precondition("it speaks where it is to listen")),
-            Err(error) => Err(away(error)),
-        },
+        ended = listen => ended,
         () = broken.notified() => Ok(()),
     }
 }
@@ -275,16 +374,17 @@ impl Drop for Closing<'_> {
 mod tests {
     use std::io::Read as _;
 
-    use lowkey_core::{ClusterId, MemberId, NodeIdentity};
+    use lowkey_core::MemberId;
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpListener;
-    use tonic::transport::Endpoint;
 
     use super::*;
-    use crate::peers::Hello;
     use crate::peers::complaints::OfMember;
+    use crate::peers::dial::Dial;
     use crate::peers::frames::add_frame;
-    use crate::peers::proto::peer_client::PeerClient;
+    use crate::peers::hello::tests::{hello, status};
+    use crate::peers::link::client;
+    use crate::peers::tls::tests::any_tls;
 
     /// Both ends of a connection; the near one does not block.
     fn pair() -> (StdTcpStream, StdTcpStream) {
@@ -298,7 +398,7 @@ mod tests {
     fn of_more_than_may_wait_the_first_frames_are_sent_and_each_is_whole() {
         let (stream, mut far) = pair();
         let outlet = Outlet::default();
-        *outlet.connected() = Some(Connected::new(stream));
+        *outlet.connected() = Some(Connected::new(stream, None));
         let mut frames = Vec::new();
         (0..64).for_each(|number| add_frame(&mut frames, &vec![number; 1_000_000]));
         assert!(!outlet.send(&frames), "and that some are lost is said");
@@ -307,7 +407,7 @@ mod tests {
             far.read_to_end(&mut heard).unwrap();
             heard
         });
-        while outlet.connected().as_ref().is_some_and(|it| !it.unsent.is_empty()) {
+        while outlet.connected().as_ref().is_some_and(|it| it.unsent_bytes() > 0) {
             outlet.flush();
             std::thread::yield_now();
         }
@@ -327,9 +427,9 @@ mod tests {
         let (stream, mut far) = pair();
         let outlet = Outlet::default();
         assert!(!outlet.send(b"nobody is there"), "and it is said");
-        *outlet.connected() = Some(Connected::new(stream));
+        *outlet.connected() = Some(Connected::new(stream, None));
         let mut sent = Vec::new();
-        let is_full = |outlet: &Outlet| outlet.connected().as_ref().is_some_and(|it| !it.unsent.is_empty());
+        let is_full = |outlet: &Outlet| outlet.connected().as_ref().is_some_and(|it| it.unsent_bytes() > 0);
         while !is_full(&outlet) {
             let part = vec![sent.len() as u8; 100_003];
             assert!(outlet.send(&part));
@@ -350,19 +450,20 @@ mod tests {
         assert!(reader.join().unwrap() == sent);
     }
 
-    /// A link's side of a connection to a member at this address.
+    /// A link's side of a connection to a member at this address, which has no key.
     fn wire(address: &str) -> Wire {
-        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
+        wire_to(address, None)
+    }
+
+    fn wire_to(address: &str, key: Option<lowkey_core::KeyHash>) -> Wire {
+        let hello = Arc::new(hello(1));
+        let dial = Dial::new(Arc::clone(&hello.tls), address.to_owned(), key).unwrap();
         Wire {
-            hello: Arc::new(Hello {
-                cluster: ClusterId([7; 16]),
-                own: MemberId(1),
-                identity: NodeIdentity([1; 16]),
-                raft_address: "127.0.0.1:1".to_owned(),
-            }),
-            lanes: crate::lane::tests::lanes(super::super::hello::tests::status(vec![], &[], 1)),
+            hello,
+            lanes: crate::lane::tests::lanes(status(vec![], &[], 1)),
             to: MemberId(2),
-            client: PeerClient::new(channel),
+            client: client(&dial),
+            dial,
             told: OfMember::default(),
         }
     }
@@ -382,7 +483,7 @@ mod tests {
     async fn a_refusal_that_cannot_be_read_does_not_end_the_link() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let link = tokio::spawn(keep_connected(wire(&address), address, Outlet::default()));
+        let link = tokio::spawn(keep_connected(wire(&address), Outlet::default()));
         let refusal =
             b"HTTP/1.1 200 OK\r\ngrpc-status: 7\r\ngrpc-message: %\r\ngrpc-status-details-bin: %%%\r\n\
             content-length: 0\r\n\r\n";
@@ -397,19 +498,50 @@ mod tests {
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: lowkey-messages\r\n\r\n";
 
     /// A connection to a peer that let this node in, and the far end of it.
-    async fn connected_pair() -> (TcpStream, TcpStream) {
+    async fn connected_pair() -> (PeerStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let wire = wire(&address);
-        let (near, far) = tokio::join!(connect(&wire, &address), answer_once(&listener, LET_IN));
+        let (near, far) = tokio::join!(connect(&wire), answer_once(&listener, LET_IN));
         (near.unwrap(), far)
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_encrypted_arrives_whole_and_in_order_also_through_a_full_socket() {
+        let (far_tls, listener) = (any_tls(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let wire = wire_to(&listener.local_addr().unwrap().to_string(), Some(far_tls.own));
+        let accepted = async { far_tls.accept(listener.accept().await.unwrap().0).await.unwrap().0 };
+        let (near, mut far) = tokio::join!(wire.dial.connect(), accepted);
+        let (tcp, tls) = near.unwrap().into_parts();
+        let outlet = Outlet::default();
+        *outlet.connected() = Some(Connected::new(tcp.into_std().unwrap(), tls));
+        let is_full = |outlet: &Outlet| outlet.connected().as_ref().is_some_and(|it| it.unsent_bytes() > 0);
+        let mut sent = Vec::new();
+        while !is_full(&outlet) {
+            let part = vec![sent.len() as u8; 100_003];
+            assert!(outlet.send(&part));
+            sent.extend(part);
+        }
+        assert!(outlet.send(b"the end"));
+        sent.extend(b"the end");
+        let mut heard = vec![0; sent.len()];
+        let reading = far.read_exact(&mut heard);
+        let flushing = async {
+            while is_full(&outlet) {
+                outlet.flush();
+                tokio::task::yield_now().await;
+            }
+        };
+        let (read, ()) = tokio::join!(reading, flushing);
+        read.unwrap();
+        assert!(heard == sent);
     }
 
     #[tokio::test]
     async fn the_kernel_probes_a_connection_on_which_nothing_is_sent() {
         let (near, _far) = connected_pair().await;
-        assert!(sockopt::socket_keepalive(&near).unwrap());
-        assert_eq!(sockopt::tcp_keepidle(&near).unwrap(), PROBE_INTERVAL);
+        assert!(sockopt::socket_keepalive(near.tcp()).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(near.tcp()).unwrap(), PROBE_INTERVAL);
     }
 
     #[tokio::test]

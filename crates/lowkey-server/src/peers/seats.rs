@@ -86,7 +86,8 @@ mod tests {
 
     fn caller(member: u64, identity: u8) -> Caller {
         let raft_address = "127.0.0.1:1".to_owned();
-        Caller { member: MemberId(member), identity: NodeIdentity([identity; 16]), raft_address }
+        let proof = super::super::tls::Proof(None);
+        Caller { member: MemberId(member), identity: NodeIdentity([identity; 16]), raft_address, proof }
     }
 
     fn has_lost(seat: &mut Seat) -> bool {

@@ -18,18 +18,23 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::complaints::Rarely;
-use super::hello::Caller;
+use super::hello::{Caller, is_of_unknown};
+use super::known;
 use super::link::CALL_BYTES_MAX;
 use super::messages;
 use super::proto::peer_server::{Peer, PeerServer};
 use super::proto::{
-    ForwardReply, ForwardRequest, SnapshotChunk, SnapshotOffer, SnapshotTaken, SnapshotWanted,
+    ForwardReply, ForwardRequest, JoinRequest, JoinResponse, MembersRequest, MembersResponse, SnapshotChunk,
+    SnapshotOffer, SnapshotTaken, SnapshotWanted,
 };
 use super::seats::Seats;
 use super::snapshots::Incoming;
-use crate::edge::fault;
+use super::tls::Proof;
+use super::vouching::Vouching;
 use crate::edge::grpc::{HttpElsewhere, grpc_only, peers_only};
+use crate::edge::{Node as _, fault};
 use crate::lane::inbox::Event;
+use crate::node_key::sha256;
 use crate::service::{Service, refusal};
 
 /// How many replies may wait for a slow peer.
@@ -42,6 +47,7 @@ pub(crate) fn router(service: Arc<Service>, grpc_address: &str, http_address: &s
         complaints: Mutex::default(),
         incoming: Incoming::default(),
         seats: Seats::default(),
+        vouching: Vouching::default(),
     });
     let server = PeerServer::from_arc(Arc::clone(&peers))
         .max_decoding_message_size(CALL_BYTES_MAX)
@@ -60,13 +66,19 @@ pub(super) struct Peers {
     complaints: Mutex<Rarely>,
     incoming: Incoming,
     pub(super) seats: Seats,
+    vouching: Vouching,
 }
 
 impl Peers {
-    pub(super) fn let_in(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
+    pub(super) fn let_in(&self, metadata: &MetadataMap, proof: Proof) -> Result<Caller, Status> {
         let root = self.service.lanes.root();
-        let checked = self.service.hello.check(metadata, &root.view.status());
-        let caller = checked.inspect_err(|status| self.complain(status))?;
+        let checked = self.service.hello.check(metadata, proof, &root.view.status());
+        let caller = checked.inspect_err(|status| {
+            if is_of_unknown(status) {
+                self.vouching.ask(&self.service);
+            }
+            self.complain(status);
+        })?;
         root.inbox.report(Event::PeerSeen(caller.clone()));
         Ok(caller)
     }
@@ -109,6 +121,11 @@ impl Peers {
     }
 }
 
+/// The key that the caller of a request has proven to have.
+fn proof<T>(request: &Request<T>) -> Proof {
+    request.extensions().get::<Proof>().copied().unwrap_or_default()
+}
+
 fn read(caller: &Caller, bytes: &[u8]) -> Result<(GroupId, Said), Status> {
     let (group, said) = wire::decode(bytes).map_err(|error| Status::invalid_argument(error.to_string()))?;
     if said.from() != caller.member {
@@ -123,7 +140,7 @@ impl Peer for Peers {
         &self,
         request: Request<SnapshotOffer>,
     ) -> Result<Response<SnapshotWanted>, Status> {
-        let caller = self.let_in(request.metadata())?;
+        let caller = self.let_in(request.metadata(), proof(&request))?;
         let SnapshotOffer { id, message } = request.into_inner();
         let id = id.ok_or_else(|| Status::invalid_argument("an offer of nothing"))?;
         let (group, Said::Message(message)) = read(&caller, &message)? else {
@@ -140,7 +157,7 @@ impl Peer for Peers {
         &self,
         request: Request<Streaming<SnapshotChunk>>,
     ) -> Result<Response<SnapshotTaken>, Status> {
-        self.let_in(request.metadata())?;
+        self.let_in(request.metadata(), proof(&request))?;
         let mut chunks = request.into_inner();
         let mut id = None;
         while let Some(chunk) = chunks.next().await {
@@ -156,13 +173,35 @@ impl Peer for Peers {
         Ok(Response::new(SnapshotTaken {}))
     }
 
+    async fn members(&self, request: Request<MembersRequest>) -> Result<Response<MembersResponse>, Status> {
+        self.let_in(request.metadata(), proof(&request))?;
+        let members = known::registered(&self.service.lanes.root().view.status()).map(Into::into).collect();
+        Ok(Response::new(MembersResponse { members }))
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
+        let proof = proof(&request);
+        let mut request = request.into_inner();
+        if proof.0.is_none_or(|key| key.0 != *request.key_hash) {
+            let status =
+                Status::unauthenticated("a node that joins must prove that it has the key that it names");
+            self.complain(&status);
+            return Err(status);
+        }
+        request.invitation = sha256(&std::mem::take(&mut request.secret)).to_vec();
+        let answer = self.service.call(request).await;
+        Ok(Response::new(
+            answer.inspect_err(|error| self.complain(&Status::permission_denied(&error.message)))?,
+        ))
+    }
+
     type ForwardStream = ReceiverStream<Result<ForwardReply, Status>>;
 
     async fn forward(
         &self,
         request: Request<Streaming<ForwardRequest>>,
     ) -> Result<Response<Self::ForwardStream>, Status> {
-        self.let_in(request.metadata())?;
+        self.let_in(request.metadata(), proof(&request))?;
         let (replies, receiver) = mpsc::channel(REPLIES_MAX);
         let forwards = Forwards {
             service: Arc::clone(&self.service),

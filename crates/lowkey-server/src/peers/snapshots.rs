@@ -119,6 +119,7 @@ async fn send(wire: &mut Wire, lane: &Lane, index: u64, message: Message) -> Res
             Ok(()) => return Ok(Sent { size_bytes: payload.len(), offers }),
             Err(status) => status,
         };
+        wire.heed(&status);
         fruitless += 1;
         if is_final(&status) || fruitless > FRUITLESS_OFFERS_MAX {
             return Err(status.message().to_owned());

@@ -147,6 +147,7 @@ pub(crate) fn members(status: &Status) -> Vec<Member> {
             lag,
             reachable,
             expected: member.node.identity.is_none(),
+            key_hash: member.node.key_hash.map(|hash| hash.to_string()).unwrap_or_default(),
         }
     };
     status.members.iter().map(member).collect()

@@ -11,11 +11,12 @@ use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
     GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse,
-    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
-    ListLocksRequest, ListLocksResponse, LockHolder, Member, ObserveEvent, ObserveRequest, ProclaimRequest,
-    ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse,
-    RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse, RevokeLeaseRequest,
-    RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
+    InvitePeerRequest, InvitePeerResponse, LeaderRequest, LeaderResponse, Lease, LeasesRenewed,
+    ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, LockHolder, Member,
+    ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse,
+    RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest,
+    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse,
+    WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Call, Events, LeaseListener, LeaseNews, Node};
@@ -303,6 +304,10 @@ impl FakeNode {
         }
     }
 
+    async fn invite_peer(&self, _request: InvitePeerRequest) -> Result<InvitePeerResponse, ApiError> {
+        Ok(InvitePeerResponse { token: "lowkey-join-1-00".into(), expires_unix_ms: 3_600_000 })
+    }
+
     async fn transfer_leader(
         &self,
         request: TransferLeaderRequest,
@@ -338,6 +343,7 @@ impl Node for FakeNode {
             "CheckToken" => check_token,
             "AddPeer" => add_peer,
             "RemovePeer" => remove_peer,
+            "InvitePeer" => invite_peer,
             "TransferLeader" => transfer_leader,
             "Campaign" => campaign,
             "Proclaim" => proclaim,

@@ -277,6 +277,9 @@ impl Case<'_> {
                 | Refusal::GivenUp { .. }
                 | Refusal::NodeNameTaken { .. }
                 | Refusal::NodeNotFound { .. }
+                | Refusal::NodeKeyDiffers { .. }
+                | Refusal::InvitationNotFound
+                | Refusal::InvitationUsed
                 | Refusal::LastNode { .. }
                 | Refusal::Quarantine,
                 _,

@@ -41,7 +41,8 @@ impl Requests {
             | Command::AddMember { .. }
             | Command::UpdateMember { .. }
             | Command::RemoveMember { .. }
-            | Command::EndQuarantine => return Ok(()),
+            | Command::EndQuarantine
+            | Command::Invite { .. } => return Ok(()),
         };
         if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command
             && committed.applied.reply.is_ok()

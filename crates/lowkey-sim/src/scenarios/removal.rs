@@ -8,7 +8,7 @@
 //! cost the quorum is refused, and the one that helps is not.
 
 use lowkey_core::{AcquireWith, Command, MemberId, Reply};
-use lowkey_replica::{Failure, MessageType, Request, Response};
+use lowkey_replica::{Failure, MessageType, Response};
 
 use super::script::{ANN, BOB, N1, N2, N3, Script, ScriptAnswer, ensure, ttl};
 use crate::invariants::{Check, Violation};
@@ -18,12 +18,8 @@ impl Script {
     /// Asks one machine to remove another, and waits for the answer.
     fn remove(&mut self, node: usize, gone: usize) -> Result<ScriptAnswer, Violation> {
         let member = gone as u64 + 1;
-        self.tell(&format!("n{} is asked to remove n{member}", node + 1));
         let command = Command::RemoveMember { name: node_info(member).name, member: Some(MemberId(member)) };
-        let heard = self.world.operator_heard.len();
-        self.world.ask_as_operator(node, 0, Request::Command(command));
-        self.until("the operator is answered", 2_000, |script| script.world.operator_heard.len() > heard)?;
-        Ok(self.world.operator_heard[heard].1.clone())
+        self.command(node, &format!("remove n{member}"), command)
     }
 
     fn has_ended(&self, node: usize) -> bool {

@@ -339,6 +339,7 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
-        | Command::EndQuarantine => None,
+        | Command::EndQuarantine
+        | Command::Invite { .. } => None,
     }
 }

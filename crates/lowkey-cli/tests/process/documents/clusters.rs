@@ -94,17 +94,26 @@ impl Machines {
 #[test]
 fn three_machines_come_together_by_flags() {
     let page = Page::read("docs/operate/three-machines.md");
-    let (first, second) = (page.block_with("lowkey --bootstrap"), page.block_with("lowkey --join"));
+    let (first, second) =
+        (page.block_with("lowkey --bootstrap"), page.block_with("lowkey --join-token-file"));
+    let invite = page.block_with("lowkey member invite");
     let third = second.text.replace("node-2", "node-3").replace("10.0.0.2", "10.0.0.3");
     let machines = Machines::new();
     let typed = [machines.at(1, &first.text), machines.at(2, &second.text), machines.at(3, &third)];
-    let _nodes = typed.each_ref().map(|command| machines.terminal.start(command));
+    let mut nodes = vec![machines.terminal.start(&typed[0])];
+    for (number, command) in (1..).zip(&typed[1..]) {
+        wait_for_size(&machines.ports[..number], number);
+        machines.terminal.ok(&machines.at(1, &invite.text));
+        nodes.push(machines.terminal.start(command));
+    }
     wait_for_size(&machines.ports, 3);
 }
 
 #[test]
 fn three_machines_come_together_by_the_unit_and_its_settings() {
-    let second = Page::read("docs/operate/three-machines.md").block_with("lowkey --join");
+    let three_machines = Page::read("docs/operate/three-machines.md");
+    let second = three_machines.block_with("lowkey --join-token-file");
+    let invite = three_machines.block_with("lowkey member invite");
     let page = Page::read("docs/operate/systemd.md");
     let (unit, settings) = (page.block_with("[Unit]"), page.block_with("LOWKEY_NODE_ID"));
     let setting = |name: &str| {
@@ -125,6 +134,7 @@ fn three_machines_come_together_by_the_unit_and_its_settings() {
     };
     let founder = start(&founding);
     wait_ready(machines.ports[0]);
+    machines.terminal.ok(&machines.at(1, &invite.text));
     let _second = machines.terminal.start(&machines.at(2, &second.text));
     wait_for_size(&machines.ports[..2], 2);
     assert_eq!(founder.ctrl_c().code, Some(0));

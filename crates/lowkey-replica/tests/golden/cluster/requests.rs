@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, Holds, LeaseId, LockName, Mode, NamePrefix, NodeIdentity, OwnerId,
-    RequestId, Requester, Scope, Token, Ttl, Value, WaitTime,
+    AcquireWith, Command, GrantRef, Holds, InvitationHash, KeyHash, LeaseId, LockName, Mode, NamePrefix,
+    NodeIdentity, OwnerId, RequestId, Requester, Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Query, Request};
 
@@ -117,8 +117,17 @@ impl<'a> Words<'a> {
                 if let Some(version) = self.key("version") {
                     node.command_version = version.parse()?;
                 }
-                Command::AddMember { node }
+                if let Some(key) = self.key("key") {
+                    node.key_hash = Some(KeyHash([key.parse()?; 32]));
+                }
+                let invitation = self.key("invitation").map(str::parse).transpose()?;
+                Command::AddMember { node, invitation: invitation.map(|byte| InvitationHash([byte; 32])) }
             }
+            "invite" => Command::Invite {
+                invitation: InvitationHash([self.at(0)?.parse()?; 32]),
+                lifetime_seconds: self.key("seconds").ok_or("seconds are needed")?.parse()?,
+                since_unix_ms,
+            },
             "remove_member" => Command::RemoveMember { name: node_info(self.node()?).name, member: None },
             "transfer" => return Ok(Request::Transfer { to: node_info(self.node()?).name }),
             other => return Err(format!("no such request: {other}").into()),

@@ -61,9 +61,10 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::SetValue { lock, .. }) => format!("set_value({lock})"),
         Ok(Command::CancelWait { tickets, .. }) => format!("cancel_wait({tickets:?})"),
         Ok(Command::Expire { leases, .. }) => format!("expire({leases:?})"),
-        Ok(Command::AddMember { node }) => format!("add_member({})", node.name),
+        Ok(Command::AddMember { node, .. }) => format!("add_member({})", node.name),
         Ok(Command::UpdateMember { node, .. }) => format!("update_member({})", node.name),
         Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
+        Ok(Command::Invite { invitation, .. }) => format!("invite({})", invitation.0[0]),
         Ok(Command::EndQuarantine) => "end_quarantine".to_owned(),
         Err(_) => "members".to_owned(),
     }
@@ -142,6 +143,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         Err(Failure::Diverged) => "DIVERGED".to_owned(),
         Err(Failure::Busy) => "BUSY".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
+        Err(Failure::InvitationExpired) => "INVITATION_EXPIRED".to_owned(),
         Err(Failure::TooManyMembers) => "TOO_MANY_MEMBERS".to_owned(),
         Err(Failure::TooManyLeases { leases_max }) => format!("TOO_MANY_LEASES max {leases_max}"),
         Err(Failure::DiskFull) => "DISK_FULL".to_owned(),
@@ -166,6 +168,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::Expired { count } => format!("{count} leases expired"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
+        Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "quarantine ended".to_owned(),
     }
 }
@@ -187,6 +190,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::RequestReused { request } => format!("REQUEST_REUSED {request}"),
         Refusal::GivenUp { request } => format!("GIVEN_UP {request}"),
         Refusal::NodeNameTaken { name, .. } => format!("NODE_NAME_TAKEN {name}"),
+        Refusal::NodeKeyDiffers { name } => format!("NODE_KEY_DIFFERS {name}"),
+        Refusal::InvitationNotFound => "INVITATION_NOT_FOUND".to_owned(),
+        Refusal::InvitationUsed => "INVITATION_USED".to_owned(),
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
         Refusal::Quarantine => "QUARANTINE".to_owned(),

@@ -10,7 +10,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
+use super::Cover;
 use crate::edge::tls::{Encrypted, Tls, handshake, is_client_hello};
+use crate::peers::tls::{PeerStream, PeerTls, Proof};
 
 /// The beginning of every HTTP/2 connection, and of no HTTP/1 request.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -29,6 +31,8 @@ pub(super) enum Beginning {
     Plain(Protocol, Rewound<TcpStream>),
     /// As the port wants it: with encryption.
     Encrypted(Protocol, Rewound<Box<TlsStream<TcpStream>>>, Holder),
+    /// On the peers' port. It may still be one without encryption: `hello.rs` decides.
+    Peer(Protocol, Rewound<PeerStream>, Proof),
     /// Not encrypted, on a port that wants encryption.
     Unencrypted(Protocol, Rewound<TcpStream>),
     /// Encrypted, on a port without encryption. The answer is one that clients recognise as plain HTTP.
@@ -44,7 +48,12 @@ pub(super) struct Holder {
 }
 
 /// Takes in a connection, until it is clear how to talk to it. Each of its steps ends within `patience`.
-pub(super) async fn begin(stream: TcpStream, tls: Option<&Tls>, patience: Duration) -> Beginning {
+pub(super) async fn begin(stream: TcpStream, cover: &Cover, patience: Duration) -> Beginning {
+    let tls = match cover {
+        Cover::Peers(tls) => return peer(stream, tls, patience).await,
+        Cover::Clients(tls) => Some(tls),
+        Cover::None => None,
+    };
     let Ok(Ok(is_tls)) = timeout(patience, is_client_hello(&stream)).await else {
         return Beginning::Over(None);
     };
@@ -59,6 +68,23 @@ pub(super) async fn begin(stream: TcpStream, tls: Option<&Tls>, patience: Durati
             Ok(Ok((protocol, io))) => Beginning::Plain(protocol, io),
             _ => Beginning::Over(None),
         },
+    }
+}
+
+async fn peer(stream: TcpStream, tls: &PeerTls, patience: Duration) -> Beginning {
+    let begun = async {
+        let (stream, proof) = tls.accept(stream).await?;
+        let (protocol, io) = read_beginning(stream).await?;
+        io::Result::Ok((protocol, io, proof))
+    };
+    match timeout(patience, begun).await {
+        Ok(Ok((protocol, io, proof))) => Beginning::Peer(protocol, io, proof),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a connection ended before it began");
+            Beginning::Over(None)
+        }
+        // Silent.
+        Err(_) => Beginning::Over(None),
     }
 }
 

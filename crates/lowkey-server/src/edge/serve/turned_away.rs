@@ -9,8 +9,8 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::Cover;
 use super::beginning::{Beginning, Protocol, begin};
-use crate::edge::tls::Tls;
 
 /// How long a client may take to show which protocol it speaks.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -19,14 +19,15 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 /// Tells a client that there are `limit` connections, and closes its own.
-pub(super) async fn turn_away(stream: TcpStream, tls: Option<&Tls>, limit: usize) {
+pub(super) async fn turn_away(stream: TcpStream, cover: &Cover, limit: usize) {
     let message = format!("this port has {limit} connections, as many as it may (--max-connections)");
     let told = async {
-        match begin(stream, tls, PATIENCE).await {
+        match begin(stream, cover, PATIENCE).await {
             Beginning::Plain(protocol, mut io) | Beginning::Unencrypted(protocol, mut io) => {
                 tell(&mut io, protocol, &message).await
             }
             Beginning::Encrypted(protocol, mut io, _) => tell(&mut io, protocol, &message).await,
+            Beginning::Peer(protocol, mut io, _) => tell(&mut io, protocol, &message).await,
             Beginning::Unexpected(mut io) => tell(&mut io, Protocol::Http1, &message).await,
             Beginning::Over(_) => Ok(()),
         }
