@@ -48,23 +48,33 @@ pub(crate) async fn join(
     addresses: &[String],
     info: &NodeInfo,
 ) -> Result<Joined, StartError> {
-    let deadline = Instant::now() + JOIN_WAIT;
     let request = request(info);
+    let gave_up = |problem: &str| {
+        format!(
+            "could not join a cluster through {} within {} s: {problem}; check that these are gRPC addresses of \
+             running members",
+            addresses.join(", "),
+            JOIN_WAIT.as_secs()
+        )
+    };
+    membership(&keep_asking(gave_up, async || ask_any(dialer, addresses, &request).await).await?)
+}
+
+/// Asks until the node is let in, is refused for good, or the time is up.
+async fn keep_asking<R>(
+    gave_up: impl Fn(&str) -> String,
+    mut ask: impl AsyncFnMut() -> Result<R, Problem>,
+) -> Result<R, StartError> {
+    let deadline = Instant::now() + JOIN_WAIT;
     let mut told = String::new();
     loop {
-        let problem = match ask_any(dialer, addresses, &request).await {
-            Ok(response) => return membership(&response),
+        let problem = match ask().await {
+            Ok(response) => return Ok(response),
             Err(Problem::Final(problem)) => return Err(StartError::Join { problem }),
             Err(Problem::Passing(problem) | Problem::Removed(problem)) => problem,
         };
         if Instant::now() >= deadline {
-            let problem = format!(
-                "could not join a cluster through {} within {} s: {problem}; check that these are gRPC addresses of \
-                 running members",
-                addresses.join(", "),
-                JOIN_WAIT.as_secs()
-            );
-            return Err(StartError::Join { problem });
+            return Err(StartError::Join { problem: gave_up(&problem) });
         }
         if told != problem {
             tracing::info!(problem, "not joined yet; trying again");
@@ -92,31 +102,24 @@ pub(crate) async fn join_invited(
         secret: token.secret.0.to_vec(),
         invitation: Vec::new(),
     };
-    let deadline = Instant::now() + JOIN_WAIT;
-    let mut told = String::new();
-    loop {
-        let mut problem = String::new();
+    let gave_up = |problem: &str| {
+        format!(
+            "could not join with this invitation within {} s: {problem}; check that the members run, and that their \
+             --raft-addr can be reached from here",
+            JOIN_WAIT.as_secs()
+        )
+    };
+    let ask = async || {
+        let mut last = Problem::Passing("the invitation names nobody".into());
         for member in &token.members {
             match peers::ask_to_join(tls, member, request.clone(), CALL_TIMEOUT).await {
-                Ok(response) => return invited(token, response),
-                Err(Problem::Final(problem)) => return Err(StartError::Join { problem }),
-                Err(Problem::Passing(now) | Problem::Removed(now)) => problem = now,
+                Err(problem @ Problem::Passing(_)) => last = problem,
+                outcome => return outcome,
             }
         }
-        if Instant::now() >= deadline {
-            let problem = format!(
-                "could not join with this invitation within {} s: {problem}; check that the members run, and that their \
-                 --raft-addr can be reached from here",
-                JOIN_WAIT.as_secs()
-            );
-            return Err(StartError::Join { problem });
-        }
-        if told != problem {
-            tracing::info!(problem, "not joined yet; trying again");
-            told = problem;
-        }
-        sleep(RETRY_PAUSE).await;
-    }
+        Err(last)
+    };
+    invited(token, keep_asking(gave_up, ask).await?)
 }
 
 fn invited(token: &JoinToken, response: JoinResponse) -> Result<Joined, StartError> {

@@ -56,6 +56,8 @@ const REMOVED_WAIT: Duration = Duration::from_millis(500);
 /// How often a node checks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How often a node that was told of others looks before it says that it hears from none.
+const ALONE_ROUNDS: u32 = 10;
 /// The command set that keys of nodes are part of.
 const KEYS_VERSION: u32 = 6;
 
@@ -435,13 +437,16 @@ fn as_understood(info: &NodeInfo, status: &Status) -> NodeInfo {
 /// Makes sure that the cluster knows this node, and where it can be reached now. That may change: when all nodes of a
 /// cluster are upgraded, each tells its key.
 async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>, dialer: Dialer) {
-    let (mut told_alone, mut told_refused) = (false, false);
+    let (mut rounds_alone, mut told_refused) = (0_u32, false);
     loop {
         sleep(ANNOUNCE_INTERVAL).await;
         let root = service.lanes.root();
         let status = root.view.status();
-        let is_alone = status.members.is_empty() && join.is_empty() && !service.hello.known.has_keys(&status);
-        if is_alone && !std::mem::replace(&mut told_alone, true) {
+        let is_alone = status.members.is_empty() && join.is_empty();
+        rounds_alone = if is_alone { rounds_alone.saturating_add(1) } else { 0 };
+        // Those whose keys it was told when it joined are likely to call.
+        let patience = if service.hello.known.has_keys(&status) { ALONE_ROUNDS } else { 1 };
+        if rounds_alone == patience {
             tracing::warn!(
                 "this node has joined, but knows no other node yet, and waits until one speaks to it; give it --join, so \
                  that it can ask"

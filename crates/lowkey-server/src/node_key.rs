@@ -30,6 +30,7 @@ pub(crate) struct NodeKey {
     directory: PathBuf,
     pkcs8: Vec<u8>,
     is_kept: bool,
+    others_can_read: bool,
     /// The key, and its public half as TLS shows it.
     pub(crate) certified: Arc<CertifiedKey>,
     pub(crate) hash: KeyHash,
@@ -44,13 +45,7 @@ impl NodeKey {
             Err(error) if error.kind() == io::ErrorKind::NotFound => (make()?, false),
             Err(source) => return Err(failed("cannot read", &path)(source)),
         };
-        if is_kept {
-            let mode = fs::metadata(&path).map_err(failed("cannot read", &path))?.permissions().mode();
-            if mode & 0o077 != 0 {
-                let path = path.display();
-                tracing::warn!(%path, "others can read this node's key: chmod 600 it");
-            }
-        }
+        let mode = fs::metadata(&path).map_or(MODE, |file| file.permissions().mode());
         let private = PrivatePkcs8KeyDer::from(pkcs8.as_slice());
         let unusable = || StartError::NodeKey { path: path.clone() };
         let key = any_eddsa_type(&private).map_err(|_| unusable())?;
@@ -58,12 +53,17 @@ impl NodeKey {
         let hash = key_hash(&public);
         // Where a certificate would stand, TLS with raw public keys (RFC 7250) has the public key itself.
         let certified = Arc::new(CertifiedKey::new(vec![CertificateDer::from(public.to_vec())], key));
-        Ok(Self { directory: directory.to_owned(), pkcs8, is_kept, certified, hash })
+        let (directory, others_can_read) = (directory.to_owned(), mode & 0o077 != 0);
+        Ok(Self { directory, pkcs8, is_kept, others_can_read, certified, hash })
     }
 
     /// Puts a new key on disk. It must be there before any other node hears of it.
     pub(crate) fn keep(&mut self) -> Result<(), StartError> {
         if self.is_kept {
+            if std::mem::take(&mut self.others_can_read) {
+                let path = self.directory.join(KEY_FILE);
+                tracing::warn!(path = %path.display(), "others can read this node's key: chmod 600 it");
+            }
             return Ok(());
         }
         let (unfinished, path) = (self.directory.join(UNFINISHED_FILE), self.directory.join(KEY_FILE));
