@@ -20,7 +20,7 @@ CANCELLED = int(os.environ.get("LOWKEY_CANCELLED", "1200"))
 
 async def grants_of(client: aio.Client, session: aio.Session) -> list[Any]:
     """What the service says that a session holds."""
-    core = client._blocking._core
+    core = client._core
     reading = read_grants(core.link, session.lease_id, core.deadline())
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, core.engine.loop))
 

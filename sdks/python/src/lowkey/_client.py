@@ -2,89 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Callable, Generic, TypeVar, Union
+from typing import Any, Callable, TypeVar, Union
 
 from lowkey import _views
 from lowkey._belief import LossCause
-from lowkey._core import Config, Core, Wish
+from lowkey._core import Core, Wish
 from lowkey._election import Election
 from lowkey._engine import Operation
+from lowkey._handles import ClientHandle, GuardHandle, SessionHandle, WatchHandle
 from lowkey._presence import Grant, Listener, Presence
 from lowkey._views import LockView
 from lowkey._watch import Event, Holder, LeaderEvent, WatchCore
-from lowkey.errors import LockHeld, LockLost, LowkeyError, Unavailable, WaitTimeout
+from lowkey.errors import LockHeld, LowkeyError, Unavailable, WaitTimeout
 
 T = TypeVar("T")
 
 
-class Client:
-    """A way to a lowkey cluster. Threads may share one; a program needs only one.
-
-    Args:
-        endpoints: URLs of the HTTP port of one or more nodes: a list, or one text with commas. If
-            left out, `LOWKEY_ENDPOINTS`, or `http://127.0.0.1:8080`.
-        owner: how this program names itself to others; made up if left out.
-        call_timeout: how many seconds a call may take, not counting the wait for a lock.
-        ca: a file with the certificates to trust, for `https://` endpoints.
-        cert: a file with this client's own certificate, and
-        key: its key.
-        token_file: a file with a bearer token. If left out, `LOWKEY_AUTH_FILE`.
-        cluster_id: the cluster to insist on. If left out, the first one that answers.
-
-    The files are read again when they change.
-
-    """
-
-    def __init__(
-        self,
-        endpoints: str | list[str] | tuple[str, ...] | None = None,
-        *,
-        owner: str | None = None,
-        call_timeout: float = 10.0,
-        ca: str | os.PathLike[str] | None = None,
-        cert: str | os.PathLike[str] | None = None,
-        key: str | os.PathLike[str] | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        cluster_id: str | None = None,
-    ) -> None:
-        config = Config.make(endpoints, owner, call_timeout, ca, cert, key, token_file, cluster_id)
-        self._core = Core(config)
-
-    def _live(self) -> Core:
-        if os.getpid() != self._core.engine.pid:
-            self._core = self._core.reborn()
-        return self._core
+class Client(ClientHandle):
+    __doc__ = ClientHandle.__doc__
 
     def _ask(self, call: Any) -> dict[str, Any]:
         core = self._live()
         return Operation(core.engine, lambda: core.ask(call)).wait()
-
-    @property
-    def owner(self) -> str:
-        """How this client names itself to others."""
-        return self._core.config.owner
-
-    @property
-    def cluster_id(self) -> str | None:
-        """The cluster that this client began with; None before the first answer."""
-        return self._core.link.cluster_id
 
     def session(self, ttl: float = 10) -> Session:
         """Begin a session: a lease of `ttl` seconds (1 to 600) that is renewed until it is closed.
 
         If this program stops or is cut off, others can have its locks after that time.
         """
-        seconds = _views.check_ttl(ttl)
-        core = self._live()
-        making: Operation[Presence] = Operation(
-            core.engine, lambda: core.make_session(seconds), _later(core, core.drop_session)
-        )
+        core, making = self._make_session(_views.check_ttl(ttl))
         return Session(self, core, making.wait())
 
     def singleton(
@@ -178,30 +127,12 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        core: Core | None = getattr(self, "_core", None)
-        if core is not None and core.engine.is_here:
-            engine = core.engine
-            engine.soon(lambda: _close_soon(core))
-
-    def __repr__(self) -> str:
-        return f"Client(owner={self.owner!r})"
-
-
-def _close_soon(core: Core) -> None:
-    task = asyncio.ensure_future(core.close())
-    task.add_done_callback(lambda _: core.engine.close())
-
-
-def _later(core: Core, drop: Callable[[T], None]) -> Callable[[T], None]:
-    return lambda outcome: core.engine.soon(lambda: drop(outcome))
-
 
 def _on_callback_thread(core: Core, callback: Callable[[LossCause], Any]) -> Listener:
     return lambda cause: core.engine.call_back(lambda: callback(cause))
 
 
-class Session:
+class Session(SessionHandle):
     """A presence: a lease that is renewed until the session is closed. Threads may share it.
 
     Locks hang on it and end with it.
@@ -212,31 +143,6 @@ class Session:
         self._core = core
         self._presence = presence
         self._signal = presence.signal
-
-    @property
-    def lease_id(self) -> int:
-        """The number of the lease."""
-        return self._presence.lease_id
-
-    @property
-    def ttl(self) -> int:
-        """How many seconds the lease lives without renewal."""
-        return self._presence.validity.ttl_seconds
-
-    @property
-    def held(self) -> bool:
-        """Whether the session is valid now. Reads the clock."""
-        return self._presence.validity.is_valid()
-
-    @property
-    def remaining(self) -> float:
-        """How many seconds the session is valid if no further renewal is acknowledged."""
-        return self._presence.validity.remaining_ns() / 1e9
-
-    @property
-    def lost_cause(self) -> LossCause | None:
-        """Why the session is lost; None while it is not."""
-        return self._presence.validity.cause
 
     def lock(
         self,
@@ -264,11 +170,6 @@ class Session:
 
         """
         return self._guard_of(self._ask_lock(Wish.make(name, timeout, shared, subtree, value)))
-
-    def _ask_lock(self, wish: Wish) -> Operation[Grant]:
-        core, presence = self._core, self._presence
-        core.check(presence)
-        return Operation(core.engine, lambda: core.acquire(presence, wish), _later(core, core.drop))
 
     def _guard_of(self, asking: Operation[Grant]) -> Guard:
         return Guard(self, self._core, asking.wait())
@@ -299,10 +200,9 @@ class Session:
         Belief ends first. If no node answers in time, this raises `Unavailable`, and the client
         goes on trying in the background.
         """
-        core, presence = self._core, self._presence
-        if core.engine.is_here:
-            presence.validity.end(LossCause.CLOSED)
-            Operation(core.engine, lambda: core.close_session(presence)).wait()
+        closing = self._begin_close()
+        if closing is not None:
+            closing.wait()
 
     def __enter__(self) -> Session:
         return self
@@ -312,17 +212,8 @@ class Session:
         with contextlib.suppress(Unavailable):
             self.close()
 
-    def __del__(self) -> None:
-        core: Core | None = getattr(self, "_core", None)
-        if core is not None:
-            presence = self._presence
-            core.engine.soon(lambda: core.drop_session(presence))
 
-    def __repr__(self) -> str:
-        return f"Session(lease_id={self.lease_id}, held={self.held})"
-
-
-class Guard:
+class Guard(GuardHandle):
     """A lock that is held, until it is released or lost. Threads may share it.
 
     Check `held` (or call `check`) before every step that matters, and send `token` along with every
@@ -331,59 +222,13 @@ class Guard:
     """
 
     def __init__(self, session: Session, core: Core, grant: Grant) -> None:
+        super().__init__(core, grant)
         self._session = session
-        self._core = core
-        self._grant = grant
-        self._signal = grant.signal
-        self._is_released = False
-        self._listeners: list[Listener] = []
-        self._lock = threading.RLock()
-
-    @property
-    def name(self) -> str:
-        """The lock's name."""
-        return self._grant.name
-
-    @property
-    def token(self) -> int:
-        """The fencing token: it rises with every new grant of the lock and never repeats."""
-        return self._grant.token
-
-    @property
-    def lease_id(self) -> int:
-        """The lease that holds it."""
-        return self._grant.presence.lease_id
-
-    @property
-    def waited(self) -> float:
-        """How many seconds the lock was waited for, as the service reports it."""
-        return self._grant.waited_ms / 1e3
 
     @property
     def session(self) -> Session:
         """The session that holds it."""
         return self._session
-
-    @property
-    def held(self) -> bool:
-        """Whether you may act as holder now. Reads the clock: right also after a long pause."""
-        return not self._is_released and self._grant.is_held()
-
-    @property
-    def remaining(self) -> float:
-        """How many seconds it is held for certain if no further renewal is acknowledged."""
-        return self._grant.presence.validity.remaining_ns() / 1e9 if self.held else 0.0
-
-    @property
-    def lost_cause(self) -> LossCause | None:
-        """Why it is lost; None while it is held, and after you released it."""
-        return None if self._is_released else self._grant.cause()
-
-    def check(self) -> None:
-        """Raise `LockLost` unless you may act as holder now."""
-        if not self.held:
-            cause = LossCause.RELEASED if self._is_released else self._grant.cause()
-            raise LockLost(self.name, self.token, cause or LossCause.EXPIRED)
 
     def on_lost(self, callback: Callable[[LossCause], Any]) -> None:
         """Call this when the lock is lost, on a thread for callbacks; not when you release it.
@@ -393,16 +238,10 @@ class Guard:
         """
         self._listen(_on_callback_thread(self._core, callback))
 
-    def _listen(self, listener: Listener) -> None:
-        with self._lock:
-            if not self._is_released:
-                self._listeners.append(listener)
-                self._signal.listen(listener)
-
     def wait_lost(self, timeout: float | None = None) -> LossCause | None:
         """Wait until the lock is lost. Return the cause; None if it is held, or was released."""
         if self.held:
-            self._signal.event.wait(timeout)
+            self._grant.signal.event.wait(timeout)
         return self.lost_cause
 
     def release(self) -> None:
@@ -412,27 +251,9 @@ class Guard:
         protected. If no node answers in time, it raises `Unavailable`, and the client goes on
         trying in the background. A second release does nothing.
         """
-        core, grant = self._core, self._grant
-        if not core.engine.is_here:
-            cause = None if self._is_released else grant.cause()
-            self._is_released = True
-            if cause is not None and cause is not LossCause.CLOSED:
-                raise LockLost(self.name, self.token, cause)
-            return
-        if not self._begin_release():
-            return
-        Operation(core.engine, lambda: core.release(grant)).wait()
-
-    def _begin_release(self) -> bool:
-        """End belief. Return whether this is the first time."""
-        with self._lock:
-            if self._is_released:
-                return False
-            self._is_released = True
-            # The grant may go on for others that share it. A loss that was told is told to all.
-            for listener in self._listeners:
-                self._signal.forget(listener)
-            return True
+        releasing = self._begin_release()
+        if releasing is not None:
+            releasing.wait()
 
     def __enter__(self) -> Guard:
         return self
@@ -451,79 +272,39 @@ class Guard:
             if error is None:
                 raise
 
-    def __del__(self) -> None:
-        core: Core | None = getattr(self, "_core", None)
-        if core is not None and not self._is_released:
-            self._is_released = True
-            grant = self._grant
-            core.engine.soon(lambda: core.drop(grant))
-
-    def __repr__(self) -> str:
-        return f"Guard(name={self.name!r}, token={self.token}, held={self.held})"
-
 
 E = TypeVar("E", bound=Union[Event, LeaderEvent])
 
 
-class Watch(Generic[E]):
+class Watch(WatchHandle[E]):
     """A stream of events, to iterate over. It goes on by itself after a lost connection."""
 
     def __init__(self, client: Client, core: Core, begin: Callable[[], WatchCore[E]]) -> None:
-        self._client = client  # which must not end before the watch
-        self._core = core
-        self._batch: list[E] = []
-        self._inside: WatchCore[E] | None = None
-
-        async def start() -> WatchCore[E]:
-            inside = begin()
-            self._inside = inside
-            try:
-                await inside.begun()
-            except BaseException:
-                inside.close()
-                raise
-            return inside
-
-        self._inside = Operation(core.engine, start).wait()
-        self._position = self._inside.position
-
-    @property
-    def position(self) -> str:
-        """Up to where everything was told; pass it as `after` to go on there later."""
-        return self._position
+        super().__init__(client, core, begin)
+        self._opened(self._opening().wait())
 
     def __iter__(self) -> Iterator[E]:
         return self
 
     def __next__(self) -> E:
-        inside = self._inside
         if not self._batch:
-            if inside is None:
-                raise StopIteration
-            batch = Operation(self._core.engine, inside.next_batch).wait()
+            taking = self._taking()
+            batch = [] if taking is None else taking.wait()
             if not batch:
                 raise StopIteration
             batch.reverse()
             self._batch = batch
-        event = self._batch.pop()
-        self._position = event.position
-        return event
+        return self._next()
 
     def close(self) -> None:
         """End it. An iteration that waits, on another thread, ends."""
-        inside, self._inside = self._inside, None
-        if inside is not None:
-            self._core.engine.soon(inside.close)
+        self._end()
 
     def __enter__(self) -> Watch[E]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_inside", None) is not None:
-            self.close()
 
 
 __all__ = ["Client", "Guard", "Session", "Watch"]

@@ -151,7 +151,7 @@ class Core:
             made = await self.link.call(Call("POST", "/v1/lease", make), self.deadline())
         except Doubtful as doubtful:
             raise doubtful.error from None
-        lease_id, ttl = int(made["leaseId"]), int(made["ttlSeconds"])
+        lease_id, ttl = _number(made, "leaseId"), _number(made, "ttlSeconds")
         presence = Presence(self.engine, lease_id, Validity(ttl, valid_until(first_sent_ns, ttl)))
         presence.release_orphan = _Orphans(self, presence).release
         if not presence.validity.is_valid():
@@ -337,7 +337,11 @@ class Core:
         except (SessionLost, asyncio.CancelledError) as error:
             self._give_up(presence, wish.name, acquire_id)
             raise _GaveUp(error) from None
-        token, waited_ms = int(granted["fencingToken"]), int(granted.get("waitedMs", 0))
+        try:
+            token, waited_ms = _number(granted, "fencingToken"), _number(granted, "waitedMs")
+        except Unavailable as error:
+            self._give_up(presence, wish.name, acquire_id)
+            raise _GaveUp(error) from None
         grant = Grant(presence, wish.name, token, waited_ms)
         if not presence.validity.is_valid():
             # A grant is valid only within the validity of its lease.
@@ -417,6 +421,13 @@ def release_by_token(lease_id: int, name: str, token: int) -> Call:
     """Return the call that releases exactly this grant."""
     ids = {"lease_id": str(lease_id), "fencing_token": str(token), "request_id": request_id()}
     return Call("POST", "/v1/lock/release", {"lock_name": name, **ids})
+
+
+def _number(answer: dict[str, Any], field: str) -> int:
+    text = str(answer.get(field))
+    if not text.isdigit():
+        raise Unavailable(f"the answer has no number {field}", True)
+    return int(text)
 
 
 class _GaveUp(Exception):

@@ -10,6 +10,7 @@ from lowkey import _views
 from lowkey._belief import LossCause
 from lowkey._core import Wish
 from lowkey._engine import Operation
+from lowkey._handles import LeadershipHandle
 from lowkey._retry import Backoff
 from lowkey.errors import LockLost, LowkeyError, SessionLost
 
@@ -19,32 +20,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger("lowkey")
 
 
-class Leadership:
+class Leadership(LeadershipHandle):
     """A term of office: what the callback of an election is given."""
 
     def __init__(self, election: Election, guard: Guard) -> None:
         self._election = election
+        self._guard = guard
         self.guard = guard
         """The lock behind it."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token of this term: send it along with what only the leader may do."""
-        return self.guard.token
-
-    @property
-    def held(self) -> bool:
-        """Whether you may act as leader now. Reads the clock."""
-        return self.guard.held
 
     @property
     def active(self) -> bool:
         """Whether you lead, and nobody has asked the election to stop."""
         return self.held and not self._election.is_stopping
-
-    def check(self) -> None:
-        """Raise `LockLost` unless you may act as leader now."""
-        self.guard.check()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the lead is lost or the election is to stop. Return whether it still goes on.
@@ -122,7 +110,7 @@ class Election:
 
     def _serve(self, guard: Guard, lead: Callable[[Leadership], Any]) -> None:
         self.wake.clear()
-        guard._signal.listen(self._wake_up)
+        guard._grant.signal.listen(self._wake_up)
         if self.is_stopping:
             return
         lead(Leadership(self, guard))

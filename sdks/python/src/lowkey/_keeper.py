@@ -16,7 +16,7 @@ from lowkey._clock import MILLISECOND, SECOND, now_ns
 from lowkey._http import NoAnswer, NotSent
 from lowkey._link import Call, Doubtful, Link, get
 from lowkey._retry import up_to
-from lowkey.errors import ApiError, WrongCluster
+from lowkey.errors import ApiError, Unavailable, WrongCluster
 
 if TYPE_CHECKING:
     from lowkey._presence import Presence
@@ -231,9 +231,12 @@ async def read_grants(link: Link, lease_id: int, deadline_ns: int) -> list[Grant
     while True:
         question = get("/v1/lease", lease_id=lease_id, page_size=_PAGE_SIZE, page_token=page_token)
         page = await link.call(question, deadline_ns)
-        for grant in page.get("grants", []):
-            token, name = int(grant["fencingToken"]), str(grant["lockName"])
-            grants.append(GrantView(name, token, str(grant.get("acquireRequestId", ""))))
+        try:
+            for grant in page.get("grants", []):
+                token, name = int(grant["fencingToken"]), str(grant["lockName"])
+                grants.append(GrantView(name, token, str(grant.get("acquireRequestId", ""))))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise Doubtful(Unavailable("the answer has no grants", False), False) from None
         page_token = str(page.get("nextPageToken", ""))
         if not page_token:
             return grants

@@ -21,19 +21,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Callable, Generic, TypeVar, Union
 
-from lowkey import _client, _views
+from lowkey import _views
 from lowkey._belief import LossCause
 from lowkey._core import Core, Wish
 from lowkey._engine import Operation
-from lowkey._presence import Listener
+from lowkey._handles import (
+    ClientHandle,
+    GuardHandle,
+    LeadershipHandle,
+    SessionHandle,
+    WatchHandle,
+)
+from lowkey._presence import Grant, Listener, Presence
 from lowkey._retry import Backoff
 from lowkey._views import LockView
-from lowkey._watch import Event, Holder, LeaderEvent, WatchCore
+from lowkey._watch import Event, Holder, LeaderEvent
 from lowkey.errors import LockHeld, LockLost, LowkeyError, SessionLost, Unavailable, WaitTimeout
 
 __all__ = ["Client", "Election", "Guard", "Leadership", "Session", "Watch"]
@@ -66,59 +72,20 @@ class Opening(Generic[T]):
         await made.__aexit__(kind, error, trace)
 
 
-class Client:
+class Client(ClientHandle):
     """A way to a lowkey cluster, for asyncio. Takes the same arguments as `lowkey.Client`."""
 
-    def __init__(
-        self,
-        endpoints: str | list[str] | tuple[str, ...] | None = None,
-        *,
-        owner: str | None = None,
-        call_timeout: float = 10.0,
-        ca: str | os.PathLike[str] | None = None,
-        cert: str | os.PathLike[str] | None = None,
-        key: str | os.PathLike[str] | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        cluster_id: str | None = None,
-    ) -> None:
-        self._blocking = _client.Client(
-            endpoints,
-            owner=owner,
-            call_timeout=call_timeout,
-            ca=ca,
-            cert=cert,
-            key=key,
-            token_file=token_file,
-            cluster_id=cluster_id,
-        )
-
     async def _ask(self, call: Any) -> dict[str, Any]:
-        core = self._blocking._live()
+        core = self._live()
         return await Operation(core.engine, lambda: core.ask(call)).wait_async()
-
-    @property
-    def owner(self) -> str:
-        """How this client names itself to others."""
-        return self._blocking.owner
-
-    @property
-    def cluster_id(self) -> str | None:
-        """The cluster that this client began with; None before the first answer."""
-        return self._blocking.cluster_id
 
     def session(self, ttl: float = 10) -> Opening[Session]:
         """Begin a session; see `lowkey.Client.session`."""
         seconds = _views.check_ttl(ttl)
 
         async def make() -> Session:
-            core = self._blocking._live()
-            making = Operation(
-                core.engine,
-                lambda: core.make_session(seconds),
-                _client._later(core, core.drop_session),
-            )
-            presence = await making.wait_async()
-            return Session(self, core, _client.Session(self._blocking, core, presence))
+            core, making = self._make_session(seconds)
+            return Session(self, core, await making.wait_async())
 
         return Opening(make)
 
@@ -186,9 +153,10 @@ class Client:
         parameters = _views.watch_parameters(name, prefix, after)
 
         async def make() -> Watch[Event]:
-            core = self._blocking._live()
+            core = self._live()
             watch = Watch(self, core, lambda: _views.watch_core(core.link, parameters))
-            return await watch._begin()
+            watch._opened(await watch._opening().wait_async())
+            return watch
 
         return Opening(make)
 
@@ -196,15 +164,16 @@ class Client:
         """Watch who leads: first now, then at every change."""
 
         async def make() -> Watch[LeaderEvent]:
-            core = self._blocking._live()
+            core = self._live()
             watch = Watch(self, core, lambda: _views.observe_core(core.link, election))
-            return await watch._begin()
+            watch._opened(await watch._opening().wait_async())
+            return watch
 
         return Opening(make)
 
     async def close(self) -> None:
         """End all sessions of this client, and the client."""
-        core = self._blocking._core
+        core = self._core
         if core.engine.is_here:
             await Operation(core.engine, core.close).finish()
         core.engine.close()
@@ -214,9 +183,6 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"aio.Client(owner={self.owner!r})"
 
 
 def _on_this_loop(callback: Callable[[LossCause], Any]) -> Listener:
@@ -230,38 +196,13 @@ def _on_this_loop(callback: Callable[[LossCause], Any]) -> Listener:
     return tell
 
 
-class Session:
+class Session(SessionHandle):
     """A lease that is renewed until the session is closed, for asyncio."""
 
-    def __init__(self, client: Client, core: Core, blocking: _client.Session) -> None:
+    def __init__(self, client: Client, core: Core, presence: Presence) -> None:
         self._client = client
         self._core = core
-        self._blocking = blocking
-
-    @property
-    def lease_id(self) -> int:
-        """The number of the lease."""
-        return self._blocking.lease_id
-
-    @property
-    def ttl(self) -> int:
-        """How many seconds the lease lives without renewal."""
-        return self._blocking.ttl
-
-    @property
-    def held(self) -> bool:
-        """Whether the session is valid now. Reads the clock."""
-        return self._blocking.held
-
-    @property
-    def remaining(self) -> float:
-        """How many seconds the session is valid if no further renewal is acknowledged."""
-        return self._blocking.remaining
-
-    @property
-    def lost_cause(self) -> LossCause | None:
-        """Why the session is lost; None while it is not."""
-        return self._blocking.lost_cause
+        self._presence = presence
 
     def lock(
         self,
@@ -276,8 +217,7 @@ class Session:
         wish = Wish.make(name, timeout, shared, subtree, value)
 
         async def acquire() -> Guard:
-            grant = await self._blocking._ask_lock(wish).wait_async()
-            return Guard(self, _client.Guard(self._blocking, self._core, grant))
+            return Guard(self, self._core, await self._ask_lock(wish).wait_async())
 
         return Opening(acquire)
 
@@ -292,14 +232,13 @@ class Session:
 
     def on_lost(self, callback: Callable[[LossCause], Any]) -> None:
         """Call this on the running loop when the session is lost; not when it is closed."""
-        self._blocking._signal.listen(_on_this_loop(callback))
+        self._presence.signal.listen(_on_this_loop(callback))
 
     async def close(self) -> None:
         """End the session: everything that it holds is released. Belief ends first."""
-        core, presence = self._core, self._blocking._presence
-        if core.engine.is_here:
-            presence.validity.end(LossCause.CLOSED)
-            await Operation(core.engine, lambda: core.close_session(presence)).finish()
+        closing = self._begin_close()
+        if closing is not None:
+            await closing.finish()
 
     async def __aenter__(self) -> Session:
         return self
@@ -309,64 +248,22 @@ class Session:
         with contextlib.suppress(Unavailable):
             await self.close()
 
-    def __repr__(self) -> str:
-        return f"aio.{self._blocking!r}"
 
-
-class Guard:
+class Guard(GuardHandle):
     """A lock that is held, until it is released or lost, for asyncio. See `lowkey.Guard`."""
 
-    def __init__(self, session: Session, blocking: _client.Guard) -> None:
+    def __init__(self, session: Session, core: Core, grant: Grant) -> None:
+        super().__init__(core, grant)
         self._session = session
-        self._blocking = blocking
-
-    @property
-    def name(self) -> str:
-        """The lock's name."""
-        return self._blocking.name
-
-    @property
-    def token(self) -> int:
-        """The fencing token: it rises with every new grant of the lock and never repeats."""
-        return self._blocking.token
-
-    @property
-    def lease_id(self) -> int:
-        """The lease that holds it."""
-        return self._blocking.lease_id
-
-    @property
-    def waited(self) -> float:
-        """How many seconds the lock was waited for, as the service reports it."""
-        return self._blocking.waited
 
     @property
     def session(self) -> Session:
         """The session that holds it."""
         return self._session
 
-    @property
-    def held(self) -> bool:
-        """Whether you may act as holder now. Reads the clock."""
-        return self._blocking.held
-
-    @property
-    def remaining(self) -> float:
-        """How many seconds it is held for certain if no further renewal is acknowledged."""
-        return self._blocking.remaining
-
-    @property
-    def lost_cause(self) -> LossCause | None:
-        """Why it is lost; None while it is held, and after you released it."""
-        return self._blocking.lost_cause
-
-    def check(self) -> None:
-        """Raise `LockLost` unless you may act as holder now."""
-        self._blocking.check()
-
     def on_lost(self, callback: Callable[[LossCause], Any]) -> None:
         """Call this on the running loop when the lock is lost; not when you release it."""
-        self._blocking._listen(_on_this_loop(callback))
+        self._listen(_on_this_loop(callback))
 
     async def lost(self) -> LossCause:
         """Wait until the lock is lost, and return the cause."""
@@ -411,13 +308,9 @@ class Guard:
 
     async def release(self) -> None:
         """Release the lock, and wait until the service has heard of it. Belief ends first."""
-        guard = self._blocking
-        core, grant = guard._core, guard._grant
-        if not core.engine.is_here:
-            guard.release()
-            return
-        if guard._begin_release():
-            await Operation(core.engine, lambda: core.release(grant)).finish()
+        releasing = self._begin_release()
+        if releasing is not None:
+            await releasing.finish()
 
     async def __aenter__(self) -> Guard:
         return self
@@ -436,70 +329,29 @@ class Guard:
             if error is None:
                 raise
 
-    def __repr__(self) -> str:
-        return f"aio.{self._blocking!r}"
-
 
 E = TypeVar("E", bound=Union[Event, LeaderEvent])
 
 
-class Watch(Generic[E]):
+class Watch(WatchHandle[E]):
     """A stream of events, for `async for`. It goes on by itself after a lost connection."""
-
-    def __init__(self, client: Client, core: Core, begin: Callable[[], WatchCore[E]]) -> None:
-        self._client = client  # which must not end before the watch
-        self._core = core
-        self._make = begin
-        self._batch: list[E] = []
-        self._inside: WatchCore[E] | None = None
-        self._position = ""
-
-    async def _begin(self) -> Watch[E]:
-        async def start() -> WatchCore[E]:
-            inside = self._make()
-            try:
-                await inside.begun()
-            except BaseException:
-                inside.close()
-                raise
-            return inside
-
-        core = self._core
-        opening: Operation[WatchCore[E]] = Operation(
-            core.engine, start, lambda inside: core.engine.soon(inside.close)
-        )
-        self._inside = await opening.wait_async()
-        self._position = self._inside.position
-        return self
-
-    @property
-    def position(self) -> str:
-        """Up to where everything was told; pass it as `after` to go on there later."""
-        return self._position
 
     def __aiter__(self) -> AsyncIterator[E]:
         return self
 
     async def __anext__(self) -> E:
         if not self._batch:
-            inside = self._inside
-            if inside is None:
-                raise StopAsyncIteration
-            taking = Operation(self._core.engine, inside.next_batch, inside.put_back)
-            batch = await taking.wait_async()
+            taking = self._taking()
+            batch = [] if taking is None else await taking.wait_async()
             if not batch:
                 raise StopAsyncIteration
             batch.reverse()
             self._batch = batch
-        event = self._batch.pop()
-        self._position = event.position
-        return event
+        return self._next()
 
     async def close(self) -> None:
         """End it."""
-        inside, self._inside = self._inside, None
-        if inside is not None:
-            self._core.engine.soon(inside.close)
+        self._end()
 
     async def __aenter__(self) -> Watch[E]:
         return self
@@ -507,32 +359,14 @@ class Watch(Generic[E]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __del__(self) -> None:
-        inside = getattr(self, "_inside", None)
-        if inside is not None:
-            self._core.engine.soon(inside.close)
 
-
-class Leadership:
+class Leadership(LeadershipHandle):
     """A term of office: what the callback of an election is given."""
 
     def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self.guard = guard
         """The lock behind it."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token of this term: send it along with what only the leader may do."""
-        return self.guard.token
-
-    @property
-    def held(self) -> bool:
-        """Whether you may act as leader now. Reads the clock."""
-        return self.guard.held
-
-    def check(self) -> None:
-        """Raise `LockLost` unless you may act as leader now."""
-        self.guard.check()
 
     async def lost(self) -> LossCause:
         """Wait until the lead is lost, and return the cause."""
