@@ -59,7 +59,7 @@ const RULES: &[Rule] = &[
         outside: Outside::AllBut(&[]),
     },
     Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
-    // Planned: what a protected resource checks tokens with. Its place is kept.
+    // What a protected resource checks tokens with.
     Rule { name: "lowkey-fence", ours: &["lowkey-token"], outside: Outside::AllBut(&[]) },
     Rule { name: "lowkey-bench", ours: &["lowkey-api", "lowkey-client"], outside: Outside::AllBut(&[]) },
     Rule {

@@ -67,6 +67,7 @@ pub use election::{Election, Leadership};
 pub use error::{Error, ErrorKind, HeldBy, Lost};
 pub use lock::{Lock, LockGuard};
 pub use lowkey_api::{ApiError, Position, Reason};
+pub use lowkey_token::Fence;
 pub use session::{LossCause, Session, SessionStatus};
 pub use watch::{Observation, Observations, Watch};
 
