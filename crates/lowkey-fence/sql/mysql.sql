@@ -18,30 +18,32 @@ CREATE TABLE IF NOT EXISTS lowkey_fence (
 DROP PROCEDURE IF EXISTS lowkey_fence;
 
 DELIMITER //
-CREATE PROCEDURE lowkey_fence(IN name VARCHAR(512) CHARACTER SET utf8mb4, IN ticket BIGINT, IN reads BOOLEAN)
+CREATE PROCEDURE lowkey_fence(IN resource_name VARCHAR(512) CHARACTER SET utf8mb4, IN token BIGINT, IN is_shared BOOLEAN)
 MODIFIES SQL DATA
 BEGIN
     DECLARE exclusive_mark BIGINT;
     DECLARE shared_mark BIGINT;
     DECLARE said VARCHAR(128);
 
-    IF name IS NULL OR LENGTH(name) NOT BETWEEN 1 AND 512 OR ticket IS NULL OR ticket < 1 OR reads IS NULL THEN
+    IF resource_name IS NULL OR LENGTH(resource_name) NOT BETWEEN 1 AND 512
+       OR token IS NULL OR token < 1 OR is_shared IS NULL THEN
         SIGNAL SQLSTATE 'LK002' SET MESSAGE_TEXT =
             'a resource has 1 to 512 bytes, a fencing token is a number from 1, and shared is TRUE or FALSE';
     END IF;
 
     -- Raises only what may rise, and locks the row until the transaction ends.
     INSERT INTO lowkey_fence (resource, `exclusive`, `shared`)
-    VALUES (name, IF(reads, 0, ticket), IF(reads, ticket, 0))
+    VALUES (resource_name, IF(is_shared, 0, token), IF(is_shared, token, 0))
     ON DUPLICATE KEY UPDATE
-        `exclusive` = IF(NOT reads AND ticket >= `exclusive` AND ticket >= `shared`, ticket, `exclusive`),
-        `shared` = IF(reads AND ticket >= `exclusive`, GREATEST(`shared`, ticket), `shared`);
+        `exclusive` = IF(NOT is_shared AND token >= `exclusive` AND token >= `shared`, token, `exclusive`),
+        `shared` = IF(is_shared AND token >= `exclusive`, GREATEST(`shared`, token), `shared`);
 
     -- A locking read sees the row as it is now, whatever snapshot the transaction has.
     SELECT `exclusive`, `shared` INTO exclusive_mark, shared_mark
-      FROM lowkey_fence WHERE resource = CAST(name AS BINARY) FOR UPDATE;
-    IF ticket < exclusive_mark OR (NOT reads AND ticket < shared_mark) THEN
-        SET said = CONCAT('STALE_TOKEN token=', ticket, ' exclusive=', exclusive_mark, ' shared=', shared_mark,
+      FROM lowkey_fence WHERE resource = CAST(resource_name AS BINARY) FOR UPDATE;
+    IF token < exclusive_mark OR (NOT is_shared AND token < shared_mark) THEN
+        -- At most 128 characters, also with the longest marks.
+        SET said = CONCAT('STALE_TOKEN exclusive=', exclusive_mark, ' shared=', shared_mark,
                           ': your lock is gone: stop, do not retry');
         SIGNAL SQLSTATE 'LK001' SET MESSAGE_TEXT = said;
     END IF;

@@ -8,7 +8,12 @@
 //! |---|---|---|
 //! | a value in this process | – | [`MemoryFence`] |
 //! | PostgreSQL | `postgres` | `PostgresFence` |
-//! | any of these databases, from any language | – | [`sql`] |
+//! | MySQL, MariaDB | `mysql` | `MysqlFence` |
+//! | SQLite | `sqlite` | `SqliteFence` |
+//! | these databases, from any language or library | – | [`sql`] |
+//! | Redis | `redis` | `RedisFence` |
+//! | S3 and other object stores | `object-store` | `ObjectFence` |
+//! | HTTP and gRPC services | `http`, `axum`, `tonic` | module `http` |
 //!
 //! What a holder presents is a [`Fence`]: lock, token and mode. A guard of `lowkey-client` gives it with
 //! `guard.fence()`. What is refused is told by a [`Refusal`]: the lock is gone, stop, do not retry.
@@ -28,18 +33,36 @@
 //!
 //! Deliberately absent: the lock service. Nothing here talks to it.
 
+#[cfg(feature = "http")]
+pub mod http;
 mod marks;
 mod memory;
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "object-store")]
+mod object;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 mod refusal;
 mod resource;
 pub mod sql;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
-pub use lowkey_token::{Fence, Mode, Token};
+#[cfg(feature = "mysql")]
+pub use self::mysql::MysqlFence;
+#[cfg(feature = "object-store")]
+pub use self::object::{ObjectFence, StoreUnfit};
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresFence;
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisFence, RedisWrite};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteFence;
+pub use lowkey_token::{Fence, Mode, ModeError, Token};
 pub use marks::Marks;
 pub use memory::MemoryFence;
-#[cfg(feature = "postgres")]
-pub use postgres::PostgresFence;
 pub use refusal::{FenceError, InvalidToken, Refusal};
 pub use resource::{InvalidResource, RESOURCE_BYTES_MAX, Resource};

@@ -2,7 +2,7 @@
 
 use lowkey_token::{Fence, Mode, Token};
 
-use crate::refusal::{InvalidToken, Refusal};
+use crate::refusal::Refusal;
 use crate::resource::Resource;
 
 /// What a resource remembers: the highest token that it accepted in each mode.
@@ -70,8 +70,9 @@ impl Marks {
 }
 
 /// The token as a signed 64-bit integer, as databases keep it. The service never gives 0, nor one above this.
-pub(crate) fn signed(fence: &Fence) -> Result<i64, InvalidToken> {
-    i64::try_from(fence.token().0).ok().filter(|token| *token > 0).ok_or(InvalidToken(fence.token()))
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite", test))]
+pub(crate) fn signed(fence: &Fence) -> Result<i64, crate::InvalidToken> {
+    i64::try_from(fence.token().0).ok().filter(|token| *token > 0).ok_or(crate::InvalidToken(fence.token()))
 }
 
 #[cfg(test)]
@@ -79,6 +80,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::InvalidToken;
 
     /// The rule over the whole history: nobody is accepted below a token that excludes it.
     fn model(accepted: &[(u64, Mode)], token: u64, mode: Mode) -> bool {

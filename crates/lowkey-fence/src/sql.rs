@@ -147,7 +147,7 @@ impl FromStr for Dialect {
 }
 
 /// The marks in what a database says about a refusal: `… exclusive=34 shared=0 …`.
-#[cfg(any(feature = "postgres", test))]
+#[cfg(any(feature = "mysql", feature = "postgres", test))]
 pub(crate) fn marks_in(text: &str) -> crate::Marks {
     let mark = |name: &str| {
         let value = text.split([' ', ':']).find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
@@ -191,7 +191,7 @@ mod tests {
     fn marks_are_found_in_what_databases_say() {
         let marks = Marks { exclusive: Token(9), shared: Token(34) };
         assert_eq!(marks_in("token=33 exclusive=9 shared=34"), marks);
-        assert_eq!(marks_in("STALE_TOKEN token=33 exclusive=9 shared=34: your lock is gone"), marks);
+        assert_eq!(marks_in("STALE_TOKEN exclusive=9 shared=34: your lock is gone"), marks);
         assert_eq!(marks_in("something else"), Marks::default());
     }
 }
