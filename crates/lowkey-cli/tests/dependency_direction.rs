@@ -74,7 +74,14 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "lowkey-cli",
-        ours: &["lowkey-api", "lowkey-bench", "lowkey-client", "lowkey-core", "lowkey-fence", "lowkey-server"],
+        ours: &[
+            "lowkey-api",
+            "lowkey-bench",
+            "lowkey-client",
+            "lowkey-core",
+            "lowkey-fence",
+            "lowkey-server",
+        ],
         outside: Outside::AllBut(&[]),
     },
 ];

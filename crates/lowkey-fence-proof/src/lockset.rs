@@ -143,7 +143,8 @@ pub async fn client(args: ClientArgs) -> Result<(), Failure> {
     let mut database = connect_postgres(&args.database).await?;
     let mut number = args.number * 1_000_000;
     loop {
-        let session = service.session(TTL).await?;
+        // On a busy machine no node may answer in time: then it tries again.
+        let Ok(session) = service.session(TTL).await else { continue };
         let name = format!("sets/{:?}", args.manner);
         // Whatever happens to the session, the next one begins anew.
         while let Ok(guard) = session.lock(&name).acquire().await {

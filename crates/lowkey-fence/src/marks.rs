@@ -70,7 +70,14 @@ impl Marks {
 }
 
 /// The token as a signed 64-bit integer, as databases keep it. The service never gives 0, nor one above this.
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite", test))]
+#[cfg(any(
+    feature = "mysql",
+    feature = "object-store",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    test
+))]
 pub(crate) fn signed(fence: &Fence) -> Result<i64, crate::InvalidToken> {
     i64::try_from(fence.token().0).ok().filter(|token| *token > 0).ok_or(crate::InvalidToken(fence.token()))
 }

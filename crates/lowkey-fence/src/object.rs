@@ -17,7 +17,7 @@ use lowkey_token::{Fence, Token};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
 
-use crate::marks::Marks;
+use crate::marks::{Marks, signed};
 use crate::refusal::FenceError;
 use crate::resource::{InvalidResource, Resource};
 
@@ -151,6 +151,7 @@ impl ObjectFence {
         fence: &Fence,
         mut change: impl FnMut(Option<Bytes>) -> Option<Option<Bytes>>,
     ) -> Result<bool, FenceError<Error>> {
+        signed(fence)?;
         // Whoever has to read again does so because somebody else has written: all together go on.
         loop {
             let Stored { version, mut marks, content } = self.load().await.map_err(FenceError::Store)?;

@@ -37,6 +37,8 @@ impl Logs {
 
 pub(super) struct Service {
     address: String,
+    /// One for all holders: each reads the certificates of the system anew.
+    client: Client,
     server: AbortHandle,
 }
 
@@ -58,7 +60,7 @@ impl Service {
         let read = Router::new().route("/{resource}/log", get(log)).route("/{resource}/marks", get(marks));
         let router = written.merge(read).with_state(Logs::default());
         let server = tokio::spawn(async move { axum::serve(listener, router).await }).abort_handle();
-        Ok(Self { address, server })
+        Ok(Self { address, client: Client::new(), server })
     }
 }
 
@@ -91,7 +93,7 @@ impl Store for Service {
     fn connect<'a>(&'a self, resource: &'a str) -> BoxFuture<'a, Result<Box<dyn Holder>, Failure>> {
         async move {
             let base = format!("{}/{}", self.address, resource.replace('/', "-"));
-            Ok(Box::new(HttpHolder { client: Client::new(), base }) as Box<dyn Holder>)
+            Ok(Box::new(HttpHolder { client: self.client.clone(), base }) as Box<dyn Holder>)
         }
         .boxed()
     }
