@@ -5,6 +5,7 @@
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `leases.rs`: `lease list`, `lease get`, `revoke`
 //! - `changes.rs`: `leader`, `watch`
+//! - `fence.rs`: `fence sql`, `fence reset`, which talk to nobody
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `cert.rs`: certificates, which concern no cluster
 //! - `recover.rs`: the one that works on a data directory, with the server's help
@@ -18,6 +19,7 @@ pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
+pub(crate) mod fence;
 mod interrupts;
 pub(crate) mod leases;
 pub(crate) mod locks;

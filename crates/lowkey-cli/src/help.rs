@@ -89,6 +89,28 @@ const HELP: &[Help] = &[
         page: "docs/start/concepts.md",
     },
     Help {
+        command: "fence",
+        examples: &["lowkey fence sql postgres > fence.sql", "lowkey fence reset postgres accounts"],
+        commands: "check, recover",
+        page: "docs/guides/fencing.md",
+    },
+    Help {
+        command: "fence sql",
+        examples: &[
+            "lowkey fence sql postgres > fence.sql",
+            "lowkey fence sql postgres --trigger bank.accounts=accounts > fence.sql",
+            "lowkey fence sql mysql > fence.sql",
+        ],
+        commands: "fence reset",
+        page: "docs/guides/fencing.md",
+    },
+    Help {
+        command: "fence reset",
+        examples: &["lowkey fence reset postgres accounts", "lowkey fence reset redis accounts --yes"],
+        commands: "fence sql, recover",
+        page: "docs/guides/fencing.md",
+    },
+    Help {
         command: "ls",
         examples: &["lowkey ls", "lowkey ls jobs/ --json"],
         commands: "get, watch",

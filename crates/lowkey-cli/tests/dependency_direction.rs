@@ -59,8 +59,13 @@ const RULES: &[Rule] = &[
         outside: Outside::AllBut(&[]),
     },
     Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
-    // Planned: what a protected resource checks tokens with. Its place is kept.
+    // What a protected resource checks tokens with.
     Rule { name: "lowkey-fence", ours: &["lowkey-token"], outside: Outside::AllBut(&[]) },
+    Rule {
+        name: "lowkey-fence-proof",
+        ours: &["lowkey-client", "lowkey-fence"],
+        outside: Outside::AllBut(&[]),
+    },
     Rule { name: "lowkey-bench", ours: &["lowkey-api", "lowkey-client"], outside: Outside::AllBut(&[]) },
     Rule {
         name: "lowkey-sim",
@@ -69,7 +74,14 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "lowkey-cli",
-        ours: &["lowkey-api", "lowkey-bench", "lowkey-client", "lowkey-core", "lowkey-server"],
+        ours: &[
+            "lowkey-api",
+            "lowkey-bench",
+            "lowkey-client",
+            "lowkey-core",
+            "lowkey-fence",
+            "lowkey-server",
+        ],
         outside: Outside::AllBut(&[]),
     },
 ];

@@ -11,10 +11,12 @@ use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockRequest, HeartbeatResponse, ReleaseLockRequest, RenewLeases};
 use lowkey_api::{ApiError, Reason};
+use lowkey_token::{Fence, Mode, Token};
 use tokio::time::{Instant, sleep_until};
 
 use crate::client::{Client, Inner, whole_seconds};
 use crate::error::Error;
+use crate::grant::fence_mode;
 use crate::link::deadline_in;
 use crate::random::{self, Backoff};
 use crate::wish::{LockWish, is_over, wish_methods};
@@ -66,6 +68,15 @@ pub struct Detached {
     pub revision: u64,
     /// How long it was waited for, as the service reports it.
     pub waited: Duration,
+    /// How it is held.
+    pub mode: Mode,
+}
+
+impl Detached {
+    /// What a resource checks before it takes a write; see [`crate::LockGuard::fence`].
+    pub fn fence(&self) -> Fence {
+        Fence::new(&self.name, Token(self.token), self.mode)
+    }
 }
 
 impl Client {
@@ -150,6 +161,7 @@ impl DetachedLock {
                     ttl: Duration::from_secs(granted.lease_ttl_seconds.unsigned_abs()),
                     revision: granted.revision,
                     waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),
+                    mode: fence_mode(self.wish.mode),
                 })
             }
             Ok(_) => Err(Error::unavailable("an answer to another question", true)),

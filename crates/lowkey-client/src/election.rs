@@ -6,6 +6,7 @@ use std::time::Duration;
 use lowkey_api::v1::ProclaimRequest;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
+use lowkey_token::Fence;
 
 use crate::error::{Error, Lost};
 use crate::lock::LockGuard;
@@ -88,6 +89,11 @@ impl Leadership {
     /// The same for a signed column of a database; see [`LockGuard::token_i64`].
     pub fn token_i64(&self) -> i64 {
         self.guard.token_i64()
+    }
+
+    /// What a resource checks before it takes this leader's writes; see [`LockGuard::fence`].
+    pub fn fence(&self) -> Fence {
+        self.guard.fence()
     }
 
     /// Whether you may act as leader now. Reads the clock.

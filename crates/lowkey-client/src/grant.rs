@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockResponse, ReleaseLockRequest};
+use lowkey_token::Mode;
 use tokio_util::sync::CancellationToken;
 
 use crate::door::{DoorTurn, Way};
@@ -21,6 +22,7 @@ pub(crate) struct GuardedGrant {
     pub(crate) token: u64,
     pub(crate) revision: u64,
     pub(crate) waited: Duration,
+    pub(crate) mode: Mode,
     pub(crate) session: Session,
     held: Arc<GrantBelief>,
     /// Its release was sent, and another part of the client sees to it.
@@ -76,6 +78,7 @@ impl GuardedGrant {
             token: granted.fencing_token,
             revision: granted.revision,
             waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),
+            mode: fence_mode(way.mode),
             held,
             is_released: AtomicBool::new(false),
             session,
@@ -119,6 +122,14 @@ impl GuardedGrant {
         let with_session =
             matches!(self.presence().status(), SessionStatus::Lost(LossCause::Gone | LossCause::Closed));
         self.held.lost.get().is_some() || with_session
+    }
+}
+
+/// The mode of a request, as a resource knows it. The service takes what it does not name as exclusive.
+pub(crate) fn fence_mode(mode: lowkey_api::v1::Mode) -> Mode {
+    match mode {
+        lowkey_api::v1::Mode::Shared => Mode::Shared,
+        _ => Mode::Exclusive,
     }
 }
 

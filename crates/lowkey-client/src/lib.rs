@@ -77,6 +77,7 @@ pub use error::{Error, ErrorKind, HeldBy, Lost};
 pub use lock::{Lock, LockGuard};
 pub use lock_all::{LockAll, LockGuards};
 pub use lowkey_api::{ApiError, Position, Reason};
+pub use lowkey_token::Fence;
 pub use session::{LossCause, Session, SessionStatus};
 pub use tls::Tls;
 pub use watch::{Observation, Observations, Watch};

@@ -12,6 +12,7 @@ use lowkey_api::limits::WAIT_MAX;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest};
+use lowkey_token::{Fence, Token};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -282,6 +283,18 @@ impl LockGuard {
     pub fn token_i64(&self) -> i64 {
         // Never negative: that would be below all others.
         i64::try_from(self.grant.token).unwrap_or(i64::MAX)
+    }
+
+    /// Lock, token and mode together: what a resource checks before it takes a write. Crate `lowkey-fence` has
+    /// the checks, for databases, object stores and services.
+    ///
+    /// ```no_run
+    /// # fn example(guard: &lowkey_client::LockGuard) {
+    /// println!("writing with {}", guard.fence());
+    /// # }
+    /// ```
+    pub fn fence(&self) -> Fence {
+        Fence::new(&self.grant.name, Token(self.grant.token), self.grant.mode)
     }
 
     /// The revision at which it was granted.

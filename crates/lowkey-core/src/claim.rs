@@ -7,17 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::name::{LeaseId, LockName, Ticket};
+pub use lowkey_token::Mode;
 
-/// How a lock is held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mode {
-    /// By one lease alone.
-    #[default]
-    Exclusive,
-    /// Together with others that hold it as shared.
-    Shared,
-}
+use crate::name::{LeaseId, LockName, Ticket};
 
 /// What a claim covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,9 +1,14 @@
-//! The fencing token, as the service, its clients and protected resources all understand it.
+//! The fencing token, as the service, its clients and protected resources all understand it, and the
+//! [`Fence`] that a holder presents to a resource.
 //!
 //! This crate has no dependencies, so that a resource can check tokens without knowing the service, and
 //! the state machine can count them without knowing the wire.
 
+mod fence;
+
 use std::fmt;
+
+pub use fence::{Fence, Mode, ModeError};
 
 /// A fencing token: rises with every new grant of a lock and never repeats.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

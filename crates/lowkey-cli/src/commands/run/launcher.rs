@@ -38,10 +38,11 @@ const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 
 /// What a command may know of the lock that it runs under.
-pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 3] {
+pub(super) fn environment(guard: &LockGuard) -> [(&'static str, String); 4] {
     [
         ("LOWKEY_LOCK", guard.name().to_owned()),
         ("LOWKEY_TOKEN", guard.token().to_string()),
+        ("LOWKEY_MODE", guard.fence().mode().to_string()),
         ("LOWKEY_LEASE", guard.lease_id().to_string()),
     ]
 }
