@@ -1,6 +1,6 @@
 //! Nodes that come, go, die and stand still: what was acknowledged stays true, and whoever is left goes on.
 
-mod encrypted;
+pub(crate) mod encrypted;
 mod failover;
 mod kill_and_restart;
 mod members;

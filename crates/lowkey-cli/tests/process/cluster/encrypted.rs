@@ -136,6 +136,14 @@ impl Said {
     }
 }
 
+/// Comes as that member, with its key, to a node that lets it in.
+pub(crate) fn let_in(from: &Node, to: &Node) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut stream = dial(to.ports.raft, &from.data_dir).unwrap();
+    let answer = Said::of(from, to).say(&mut stream).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    stream
+}
+
 /// What a node answers to a caller that says it is that member, and does not encrypt.
 pub(super) fn plain_hello(from: &Node, to: &Node) -> String {
     Said::of(from, to).say_in_plain(to)
