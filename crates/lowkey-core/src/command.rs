@@ -113,7 +113,7 @@ pub enum Command {
     /// that is expected under this name, and has no identity yet, is who comes.
     AddMember {
         /// The node as it describes itself.
-        node: NodeInfo,
+        node: Box<NodeInfo>,
         /// The invitation that it came with, which is used up by this entry.
         invitation: Option<InvitationHash>,
     },
@@ -123,7 +123,7 @@ pub enum Command {
         /// The node's id in the group.
         member: MemberId,
         /// The node as it describes itself.
-        node: NodeInfo,
+        node: Box<NodeInfo>,
     },
     /// Takes a node off the register. Its id is never given again.
     RemoveMember {

@@ -409,13 +409,13 @@ impl Command {
                 if invitation.is_some() && proto.identity.is_empty() {
                     return Err(DecodeError::Malformed("an invitation that nobody came with".into()));
                 }
-                Self::AddMember { node: proto.try_into()?, invitation }
+                Self::AddMember { node: Box::new(proto.try_into()?), invitation }
             }
             Kind::UpdateMember(proto) => {
                 let node = proto
                     .node
                     .ok_or_else(|| DecodeError::Malformed("a renewal that describes no node".into()))?;
-                Self::UpdateMember { member: MemberId(proto.member), node: node.try_into()? }
+                Self::UpdateMember { member: MemberId(proto.member), node: Box::new(node.try_into()?) }
             }
             Kind::RemoveMember(proto) => Self::RemoveMember {
                 name: NodeName::parse(&proto.name)?,
@@ -531,7 +531,7 @@ impl<'a> MessagePart for Content<'a> {
             }
             Command::UpdateMember { member, node } => {
                 fields.number(1, member.0);
-                fields.message(2, node);
+                fields.message(2, node.as_ref());
             }
             Command::RemoveMember { name, member } => {
                 fields.text(1, name.as_str());

@@ -130,7 +130,7 @@ fn command() -> impl Strategy<Value = Command> {
         (node(), option::of(any::<[u8; 32]>())).prop_map(|(node, invitation)| Command::AddMember {
             // Nobody who is only expected has come with one.
             invitation: invitation.filter(|_| node.identity.is_some()).map(InvitationHash),
-            node,
+            node: Box::new(node),
         }),
         (any::<[u8; 32]>(), 1..=86_400u64, any::<u64>()).prop_map(
             |(invitation, lifetime_seconds, since_unix_ms)| Command::Invite {
@@ -139,8 +139,10 @@ fn command() -> impl Strategy<Value = Command> {
                 since_unix_ms
             }
         ),
-        (any::<u64>(), node())
-            .prop_map(|(member, node)| Command::UpdateMember { member: MemberId(member), node }),
+        (any::<u64>(), node()).prop_map(|(member, node)| Command::UpdateMember {
+            member: MemberId(member),
+            node: Box::new(node)
+        }),
         (node(), option::of(number().prop_map(MemberId)))
             .prop_map(|(node, member)| Command::RemoveMember { name: node.name, member }),
         Just(Command::EndQuarantine),

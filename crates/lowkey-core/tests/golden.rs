@@ -303,12 +303,12 @@ impl Entry {
                 since_unix_ms: since,
             },
             Self::AddMember { name, identity, host, version, key, invitation } => Command::AddMember {
-                node: node(&name, identity, host, version, key)?,
+                node: Box::new(node(&name, identity, host, version, key)?),
                 invitation: invitation.map(|byte| InvitationHash([byte; 32])),
             },
             Self::UpdateMember { member, name, identity, host, version, key } => Command::UpdateMember {
                 member: MemberId(member),
-                node: node(&name, Some(identity), host, version, key)?,
+                node: Box::new(node(&name, Some(identity), host, version, key)?),
             },
             Self::Invite { invitation, seconds, since } => Command::Invite {
                 invitation: InvitationHash([invitation; 32]),

@@ -30,7 +30,7 @@ fn sound() -> StateWire {
         request: request(id),
     };
     let member = |name: &str, identity| Command::AddMember {
-        node: NodeInfo {
+        node: Box::new(NodeInfo {
             name: NodeName::parse(name).expect("a node name"),
             identity: Some(NodeIdentity([identity; 16])),
             raft_address: "host:7000".to_owned(),
@@ -38,7 +38,7 @@ fn sound() -> StateWire {
             http_address: "host:8080".to_owned(),
             command_version: COMMAND_VERSION,
             key_hash: None,
-        },
+        }),
         invitation: None,
     };
     let commands = [

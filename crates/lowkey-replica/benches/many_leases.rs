@@ -90,7 +90,7 @@ impl Pair {
             is_timed: false,
         };
         pair.tick(5);
-        pair.ask(Command::AddMember { node: node(2), invitation: None });
+        pair.ask(Command::AddMember { node: Box::new(node(2)), invitation: None });
         pair.tick(100);
         assert_eq!(pair.replicas[0].voters().len(), 2);
         pair

@@ -71,7 +71,7 @@ pub struct Founding {
 pub fn found(group: GroupId, cluster: ClusterId, node: NodeInfo) -> Founding {
     const FIRST: u64 = 1;
     let mut state = State::new(cluster);
-    let applied = state.apply(FIRST, FIRST, &Command::AddMember { node, invitation: None });
+    let applied = state.apply(FIRST, FIRST, &Command::AddMember { node: Box::new(node), invitation: None });
     let Ok(Reply::MemberAdded { member }) = applied.reply else {
         unreachable!("the first node of a cluster has no rivals");
     };

@@ -294,7 +294,10 @@ impl World {
 
     /// Whoever leads takes the node in. Nobody waits for the answer: that all vote in the end counts.
     pub(crate) fn ask_to_join(&mut self, member: u64) {
-        self.ask_all(&Request::Command(Command::AddMember { node: node_info(member), invitation: None }));
+        self.ask_all(&Request::Command(Command::AddMember {
+            node: Box::new(node_info(member)),
+            invitation: None,
+        }));
     }
 
     /// How many vote in every group, say the leaders.

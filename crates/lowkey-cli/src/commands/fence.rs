@@ -128,7 +128,7 @@ fn reset(args: &ResetArgs) -> Result<String, CommandFailure> {
             let line = "name the resources: redis keeps the marks of each under a key of its own";
             return Err(CommandFailure::new(exit::USAGE, line));
         }
-        (Place::Redis, false) => args.resources.iter().map(|resource| redis_reset(resource)).collect(),
+        (Place::Redis, false) => args.resources.iter().map(redis_reset).collect(),
     };
     say(WARNING);
     if args.yes || is_wanted()? {

@@ -60,7 +60,7 @@ impl State {
                 Reply::MemberAdded { member: self.add_member(node) }
             }
             Command::UpdateMember { member, node } => {
-                self.put_member(*member, node.clone());
+                self.put_member(*member, NodeInfo::clone(node));
                 Reply::MemberAdded { member: *member }
             }
             Command::RemoveMember { name, .. } => {

@@ -498,7 +498,7 @@ impl Seen<'_> {
                 since_unix_ms: *since,
             },
             Action::AddMember { name, identity, host, invitation } => Command::AddMember {
-                node: node(*name, *identity, *host),
+                node: Box::new(node(*name, *identity, *host)),
                 invitation: invitation.filter(|_| *identity != 0).map(invitation_hash),
             },
             Action::Invite { invitation, seconds, since } => Command::Invite {
@@ -506,9 +506,10 @@ impl Seen<'_> {
                 lifetime_seconds: *seconds,
                 since_unix_ms: *since,
             },
-            Action::UpdateMember { member, name, identity, host } => {
-                Command::UpdateMember { member: MemberId(*member), node: node(*name, *identity, *host) }
-            }
+            Action::UpdateMember { member, name, identity, host } => Command::UpdateMember {
+                member: MemberId(*member),
+                node: Box::new(node(*name, *identity, *host)),
+            },
             Action::RemoveMember { name, member } => {
                 Command::RemoveMember { name: node_name(*name), member: member.map(MemberId) }
             }

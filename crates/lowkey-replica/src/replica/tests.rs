@@ -109,7 +109,7 @@ impl World {
         };
         world.tick(5);
         for id in 2..=size {
-            world.ask(0, Request::Command(Command::AddMember { node: node(id), invitation: None }));
+            world.ask(0, Request::Command(Command::AddMember { node: Box::new(node(id)), invitation: None }));
             world.tick(40);
         }
         world

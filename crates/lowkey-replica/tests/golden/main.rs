@@ -296,7 +296,8 @@ impl Runner {
         self.cluster.stabilize()?;
         for id in 2..=size {
             let words = format!("add_member n{id}");
-            let request = Request::Command(Command::AddMember { node: node_info(id), invitation: None });
+            let request =
+                Request::Command(Command::AddMember { node: Box::new(node_info(id)), invitation: None });
             self.cluster.call(1, words, None, request)?;
             self.cluster.stabilize()?;
             self.cluster.start(id)?;

@@ -31,7 +31,7 @@ impl Operation for AddPeerRequest {
         let raft_address = |text| parse_address("raft_address", text);
         if is_expected {
             return Ok(Request::Command(Command::AddMember {
-                node: NodeInfo {
+                node: Box::new(NodeInfo {
                     name,
                     identity: None,
                     raft_address: raft_address(&self.raft_address)?,
@@ -39,11 +39,11 @@ impl Operation for AddPeerRequest {
                     http_address: String::new(),
                     command_version: 0,
                     key_hash: None,
-                },
+                }),
                 invitation: None,
             }));
         }
-        let node = NodeInfo {
+        let node = Box::new(NodeInfo {
             name,
             identity: Some(parse_identity(&self.identity)?),
             raft_address: raft_address(&self.raft_address)?,
@@ -51,7 +51,7 @@ impl Operation for AddPeerRequest {
             http_address: parse_address("http_address", &self.http_address)?,
             command_version: self.command_version,
             key_hash: parse_key_hash(&self.key_hash)?,
-        };
+        });
         Ok(Request::Command(match self.member_id {
             0 => Command::AddMember { node, invitation: None },
             member => Command::UpdateMember { member: MemberId(member), node },
@@ -115,7 +115,7 @@ impl Operation for JoinRequest {
             key_hash: Some(KeyHash(bytes("key_hash", &self.key_hash)?)),
         };
         let invitation = Some(InvitationHash(bytes("body", &self.invitation)?));
-        Ok(Request::Command(Command::AddMember { node, invitation }))
+        Ok(Request::Command(Command::AddMember { node: Box::new(node), invitation }))
     }
 
     fn respond(&self, response: Response) -> Result<JoinResponse, ApiError> {

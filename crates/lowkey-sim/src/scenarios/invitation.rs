@@ -29,7 +29,7 @@ impl Script {
 
     fn comes_with(&mut self, node: usize, member: u64, number: u8) -> Result<ScriptAnswer, Violation> {
         let invitation = Some(InvitationHash([number; 32]));
-        let command = Command::AddMember { node: node_info(member), invitation };
+        let command = Command::AddMember { node: Box::new(node_info(member)), invitation };
         self.command(node, &format!("let n{member} in with invitation {number}"), command)
     }
 
@@ -78,8 +78,8 @@ pub(super) fn too_late(script: &mut Script) -> Check {
     ensure(matches!(late, Err(Failure::InvitationExpired)), || format!("too late is answered {late:?}"))?;
     let stolen = NodeInfo { key_hash: Some(KeyHash([99; 32])), ..node_info(2) };
     for command in [
-        Command::UpdateMember { member: MemberId(2), node: stolen.clone() },
-        Command::AddMember { node: stolen, invitation: None },
+        Command::UpdateMember { member: MemberId(2), node: Box::new(stolen.clone()) },
+        Command::AddMember { node: Box::new(stolen), invitation: None },
     ] {
         let answer = script.command(N1, "give n2 another key", command)?;
         ensure(matches!(answer, Err(Failure::Refused(Refusal::NodeKeyDiffers { .. }))), || {

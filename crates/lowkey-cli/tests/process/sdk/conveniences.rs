@@ -53,8 +53,8 @@ async fn several_locks_are_taken_all_or_none_and_two_who_want_them_crosswise_bot
     let held = in_time("one of them", other.lock("b").acquire()).await.unwrap();
     let refused = in_time("all", session.lock_all(["c", "b", "a"]).try_acquire()).await.unwrap_err();
     assert!(refused.is_busy(), "{refused}");
-    let waited = session.lock_all(["c", "b", "a"]).wait(Duration::from_millis(50));
-    assert!(in_time("all", waited).await.unwrap_err().is_busy());
+    let all = session.lock_all(["c", "b", "a"]);
+    assert!(in_time("all", all.wait(Duration::from_millis(50))).await.unwrap_err().is_busy());
     for name in ["a", "c"] {
         let lock = in_time("who has it", client.get(name)).await.unwrap();
         assert!(lock.holders.is_empty(), "nothing is kept of what was not had as a whole: {lock:?}");

@@ -121,7 +121,10 @@ impl<'a> Words<'a> {
                     node.key_hash = Some(KeyHash([key.parse()?; 32]));
                 }
                 let invitation = self.key("invitation").map(str::parse).transpose()?;
-                Command::AddMember { node, invitation: invitation.map(|byte| InvitationHash([byte; 32])) }
+                Command::AddMember {
+                    node: Box::new(node),
+                    invitation: invitation.map(|byte| InvitationHash([byte; 32])),
+                }
             }
             "invite" => Command::Invite {
                 invitation: InvitationHash([self.at(0)?.parse()?; 32]),
