@@ -1,9 +1,9 @@
 //! TLS on the clients' ports: the certificate of the node, and who may connect.
 //!
-//! - The files are read at the start, and again when they change: every 10 s ([`Tls::keep`]), and when
+//! - The files are read at the start, and again when they change: every 10 s (`Tls::keep`), and when
 //!   somebody asks for it ([`Tls::reload`]). Both ports share what was read.
 //! - A pair that cannot be used never replaces one that can. It is logged, with what to do.
-//! - A connection whose certificate is not covered by a new client CA is closed ([`Tls::uncovered`]).
+//! - A connection whose certificate is not covered by a new client CA is closed (`Tls::uncovered`).
 //! - No session is resumed: a resumed one is not verified again, so it would outlive its CA.
 //! - No message contains anything of a key.
 
