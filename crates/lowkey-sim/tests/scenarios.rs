@@ -64,6 +64,8 @@ scenarios! {
     crash_between_snapshot_and_compaction
     crash_while_the_compaction_is_on_its_way_to_the_disk
     ten_thousand_leases_expire_in_one_tick
+    an_invitation_is_shown_again
+    an_invitation_is_shown_too_late
     a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease
     a_grant_and_the_expiry_of_its_waiter_in_one_batch
     a_cancelled_wait_after_its_grant
