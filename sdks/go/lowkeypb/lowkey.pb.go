@@ -4247,7 +4247,10 @@ type Member struct {
 	// Whether the leader hears from it. Only the leader knows.
 	Reachable bool `protobuf:"varint,9,opt,name=reachable,proto3" json:"reachable,omitempty"`
 	// Whether it is expected: registered by name, and no node has joined under that name yet.
-	Expected      bool `protobuf:"varint,10,opt,name=expected,proto3" json:"expected,omitempty"`
+	Expected bool `protobuf:"varint,10,opt,name=expected,proto3" json:"expected,omitempty"`
+	// The SHA-256 hash of its public key, 64 hexadecimal digits. Empty while it has none: before it has joined, and
+	// until every node of the cluster was upgraded to a version that makes keys.
+	KeyHash       string `protobuf:"bytes,20,opt,name=key_hash,json=keyHash,proto3" json:"key_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4352,6 +4355,13 @@ func (x *Member) GetExpected() bool {
 	return false
 }
 
+func (x *Member) GetKeyHash() string {
+	if x != nil {
+		return x.KeyHash
+	}
+	return ""
+}
+
 type AddPeerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node's name: 1 to 128 bytes of UTF-8, no control characters.
@@ -4371,7 +4381,9 @@ type AddPeerRequest struct {
 	// was removed.
 	MemberId uint64 `protobuf:"varint,14,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
 	// Makes the call safe to repeat.
-	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The SHA-256 hash of its public key, 64 hexadecimal digits. Once it is registered it never changes.
+	KeyHash       string `protobuf:"bytes,20,opt,name=key_hash,json=keyHash,proto3" json:"key_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4462,6 +4474,13 @@ func (x *AddPeerRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *AddPeerRequest) GetKeyHash() string {
+	if x != nil {
+		return x.KeyHash
+	}
+	return ""
+}
+
 type AddPeerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node's number within the Raft group.
@@ -4525,6 +4544,114 @@ func (x *AddPeerResponse) GetMembers() []*Member {
 	return nil
 }
 
+type InvitePeerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For how long the invitation is good: 1 to 86400; an hour if it is 0.
+	TtlSeconds int64 `protobuf:"varint,1,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	// Names the call in errors. Asked again, it makes another invitation.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvitePeerRequest) Reset() {
+	*x = InvitePeerRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvitePeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvitePeerRequest) ProtoMessage() {}
+
+func (x *InvitePeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvitePeerRequest.ProtoReflect.Descriptor instead.
+func (*InvitePeerRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *InvitePeerRequest) GetTtlSeconds() int64 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+func (x *InvitePeerRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type InvitePeerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The invitation: one line of text, and a secret.
+	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Until when it is good, in milliseconds since 1970, by the leader's clock.
+	ExpiresUnixMs uint64 `protobuf:"varint,2,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvitePeerResponse) Reset() {
+	*x = InvitePeerResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvitePeerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvitePeerResponse) ProtoMessage() {}
+
+func (x *InvitePeerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvitePeerResponse.ProtoReflect.Descriptor instead.
+func (*InvitePeerResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *InvitePeerResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *InvitePeerResponse) GetExpiresUnixMs() uint64 {
+	if x != nil {
+		return x.ExpiresUnixMs
+	}
+	return 0
+}
+
 type RemovePeerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node's name.
@@ -4539,7 +4666,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4678,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +4691,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{52}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemovePeerRequest) GetNodeId() string {
@@ -4598,7 +4725,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +4737,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +4750,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{53}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemovePeerResponse) GetMemberId() uint64 {
@@ -4645,7 +4772,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4657,7 +4784,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4670,7 +4797,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{54}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TransferLeaderRequest) GetNodeId() string {
@@ -4699,7 +4826,7 @@ type TransferLeaderResponse struct {
 
 func (x *TransferLeaderResponse) Reset() {
 	*x = TransferLeaderResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4838,7 @@ func (x *TransferLeaderResponse) String() string {
 func (*TransferLeaderResponse) ProtoMessage() {}
 
 func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4851,7 @@ func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{55}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TransferLeaderResponse) GetLeaderId() string {
@@ -5078,7 +5205,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x05locks\x18\x02 \x01(\x05R\x05locks\x12'\n" +
 	"\x0ffencing_counter\x18\x03 \x01(\x04R\x0efencingCounter\x12\x18\n" +
 	"\awaiters\x18\n" +
-	" \x01(\x05R\awaiters\"\xa1\x02\n" +
+	" \x01(\x05R\awaiters\"\xbc\x02\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\x04R\bmemberId\x12!\n" +
@@ -5090,7 +5217,8 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x03lag\x18\b \x01(\x04R\x03lag\x12\x1c\n" +
 	"\treachable\x18\t \x01(\bR\treachable\x12\x1a\n" +
 	"\bexpected\x18\n" +
-	" \x01(\bR\bexpected\"\x93\x02\n" +
+	" \x01(\bR\bexpected\x12\x19\n" +
+	"\bkey_hash\x18\x14 \x01(\tR\akeyHash\"\xae\x02\n" +
 	"\x0eAddPeerRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12!\n" +
 	"\fraft_address\x18\x02 \x01(\tR\vraftAddress\x12\x1a\n" +
@@ -5101,12 +5229,21 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x0fcommand_version\x18\r \x01(\rR\x0ecommandVersion\x12\x1b\n" +
 	"\tmember_id\x18\x0e \x01(\x04R\bmemberId\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x0f \x01(\tR\trequestId\"z\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\x12\x19\n" +
+	"\bkey_hash\x18\x14 \x01(\tR\akeyHash\"z\n" +
 	"\x0fAddPeerResponse\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\x04R\bmemberId\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12+\n" +
-	"\amembers\x18\x03 \x03(\v2\x11.lowkey.v1.MemberR\amembers\"h\n" +
+	"\amembers\x18\x03 \x03(\v2\x11.lowkey.v1.MemberR\amembers\"S\n" +
+	"\x11InvitePeerRequest\x12\x1f\n" +
+	"\vttl_seconds\x18\x01 \x01(\x03R\n" +
+	"ttlSeconds\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"R\n" +
+	"\x12InvitePeerResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12&\n" +
+	"\x0fexpires_unix_ms\x18\x02 \x01(\x04R\rexpiresUnixMs\"h\n" +
 	"\x11RemovePeerRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tmember_id\x18\n" +
@@ -5140,7 +5277,8 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x05VALUE\x10\a\x12\a\n" +
 	"\x03END\x10\b\x12\n" +
 	"\n" +
-	"\x06VACANT\x10\t2\xe9\t\n" +
+	"\x06VACANT\x10\t2\xb4\n" +
+	"\n" +
 	"\vLockService\x12L\n" +
 	"\vCreateLease\x12\x1d.lowkey.v1.CreateLeaseRequest\x1a\x1e.lowkey.v1.CreateLeaseResponse\x12I\n" +
 	"\n" +
@@ -5161,7 +5299,9 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\tGetStatus\x12\x1b.lowkey.v1.GetStatusRequest\x1a\x1c.lowkey.v1.GetStatusResponse\x12@\n" +
 	"\aAddPeer\x12\x19.lowkey.v1.AddPeerRequest\x1a\x1a.lowkey.v1.AddPeerResponse\x12I\n" +
 	"\n" +
-	"RemovePeer\x12\x1c.lowkey.v1.RemovePeerRequest\x1a\x1d.lowkey.v1.RemovePeerResponse\x12U\n" +
+	"RemovePeer\x12\x1c.lowkey.v1.RemovePeerRequest\x1a\x1d.lowkey.v1.RemovePeerResponse\x12I\n" +
+	"\n" +
+	"InvitePeer\x12\x1c.lowkey.v1.InvitePeerRequest\x1a\x1d.lowkey.v1.InvitePeerResponse\x12U\n" +
 	"\x0eTransferLeader\x12 .lowkey.v1.TransferLeaderRequest\x1a!.lowkey.v1.TransferLeaderResponse2\xda\x02\n" +
 	"\x0fElectionService\x12C\n" +
 	"\bCampaign\x12\x1a.lowkey.v1.CampaignRequest\x1a\x1b.lowkey.v1.CampaignResponse\x12C\n" +
@@ -5183,7 +5323,7 @@ func file_lowkey_v1_lowkey_proto_rawDescGZIP() []byte {
 }
 
 var file_lowkey_v1_lowkey_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_lowkey_v1_lowkey_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_lowkey_v1_lowkey_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_lowkey_v1_lowkey_proto_goTypes = []any{
 	(Mode)(0),                      // 0: lowkey.v1.Mode
 	(Scope)(0),                     // 1: lowkey.v1.Scope
@@ -5240,11 +5380,13 @@ var file_lowkey_v1_lowkey_proto_goTypes = []any{
 	(*Member)(nil),                 // 52: lowkey.v1.Member
 	(*AddPeerRequest)(nil),         // 53: lowkey.v1.AddPeerRequest
 	(*AddPeerResponse)(nil),        // 54: lowkey.v1.AddPeerResponse
-	(*RemovePeerRequest)(nil),      // 55: lowkey.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),     // 56: lowkey.v1.RemovePeerResponse
-	(*TransferLeaderRequest)(nil),  // 57: lowkey.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil), // 58: lowkey.v1.TransferLeaderResponse
-	nil,                            // 59: lowkey.v1.SessionError.MetadataEntry
+	(*InvitePeerRequest)(nil),      // 55: lowkey.v1.InvitePeerRequest
+	(*InvitePeerResponse)(nil),     // 56: lowkey.v1.InvitePeerResponse
+	(*RemovePeerRequest)(nil),      // 57: lowkey.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),     // 58: lowkey.v1.RemovePeerResponse
+	(*TransferLeaderRequest)(nil),  // 59: lowkey.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil), // 60: lowkey.v1.TransferLeaderResponse
+	nil,                            // 61: lowkey.v1.SessionError.MetadataEntry
 }
 var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	5,  // 0: lowkey.v1.RenewLeaseRequest.holds:type_name -> lowkey.v1.Holds
@@ -5271,7 +5413,7 @@ var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	17, // 21: lowkey.v1.SessionAnswer.error:type_name -> lowkey.v1.SessionError
 	5,  // 22: lowkey.v1.RenewLeases.holds:type_name -> lowkey.v1.Holds
 	11, // 23: lowkey.v1.LeasesRenewed.renewals:type_name -> lowkey.v1.HeartbeatResponse
-	59, // 24: lowkey.v1.SessionError.metadata:type_name -> lowkey.v1.SessionError.MetadataEntry
+	61, // 24: lowkey.v1.SessionError.metadata:type_name -> lowkey.v1.SessionError.MetadataEntry
 	0,  // 25: lowkey.v1.AcquireLockRequest.mode:type_name -> lowkey.v1.Mode
 	1,  // 26: lowkey.v1.AcquireLockRequest.scope:type_name -> lowkey.v1.Scope
 	37, // 27: lowkey.v1.GetLockResponse.holders:type_name -> lowkey.v1.LockHolder
@@ -5314,37 +5456,39 @@ var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	35, // 64: lowkey.v1.LockService.Watch:input_type -> lowkey.v1.WatchRequest
 	49, // 65: lowkey.v1.LockService.GetStatus:input_type -> lowkey.v1.GetStatusRequest
 	53, // 66: lowkey.v1.LockService.AddPeer:input_type -> lowkey.v1.AddPeerRequest
-	55, // 67: lowkey.v1.LockService.RemovePeer:input_type -> lowkey.v1.RemovePeerRequest
-	57, // 68: lowkey.v1.LockService.TransferLeader:input_type -> lowkey.v1.TransferLeaderRequest
-	39, // 69: lowkey.v1.ElectionService.Campaign:input_type -> lowkey.v1.CampaignRequest
-	41, // 70: lowkey.v1.ElectionService.Proclaim:input_type -> lowkey.v1.ProclaimRequest
-	43, // 71: lowkey.v1.ElectionService.Resign:input_type -> lowkey.v1.ResignRequest
-	45, // 72: lowkey.v1.ElectionService.Leader:input_type -> lowkey.v1.LeaderRequest
-	47, // 73: lowkey.v1.ElectionService.Observe:input_type -> lowkey.v1.ObserveRequest
-	4,  // 74: lowkey.v1.LockService.CreateLease:output_type -> lowkey.v1.CreateLeaseResponse
-	7,  // 75: lowkey.v1.LockService.RenewLease:output_type -> lowkey.v1.RenewLeaseResponse
-	25, // 76: lowkey.v1.LockService.GetLease:output_type -> lowkey.v1.GetLeaseResponse
-	27, // 77: lowkey.v1.LockService.ListLeases:output_type -> lowkey.v1.ListLeasesResponse
-	9,  // 78: lowkey.v1.LockService.RevokeLease:output_type -> lowkey.v1.RevokeLeaseResponse
-	11, // 79: lowkey.v1.LockService.Heartbeat:output_type -> lowkey.v1.HeartbeatResponse
-	13, // 80: lowkey.v1.LockService.Session:output_type -> lowkey.v1.SessionAnswer
-	19, // 81: lowkey.v1.LockService.AcquireLock:output_type -> lowkey.v1.AcquireLockResponse
-	21, // 82: lowkey.v1.LockService.ReleaseLock:output_type -> lowkey.v1.ReleaseLockResponse
-	23, // 83: lowkey.v1.LockService.GetLock:output_type -> lowkey.v1.GetLockResponse
-	32, // 84: lowkey.v1.LockService.ListLocks:output_type -> lowkey.v1.ListLocksResponse
-	34, // 85: lowkey.v1.LockService.CheckToken:output_type -> lowkey.v1.CheckTokenResponse
-	36, // 86: lowkey.v1.LockService.Watch:output_type -> lowkey.v1.WatchEvent
-	50, // 87: lowkey.v1.LockService.GetStatus:output_type -> lowkey.v1.GetStatusResponse
-	54, // 88: lowkey.v1.LockService.AddPeer:output_type -> lowkey.v1.AddPeerResponse
-	56, // 89: lowkey.v1.LockService.RemovePeer:output_type -> lowkey.v1.RemovePeerResponse
-	58, // 90: lowkey.v1.LockService.TransferLeader:output_type -> lowkey.v1.TransferLeaderResponse
-	40, // 91: lowkey.v1.ElectionService.Campaign:output_type -> lowkey.v1.CampaignResponse
-	42, // 92: lowkey.v1.ElectionService.Proclaim:output_type -> lowkey.v1.ProclaimResponse
-	44, // 93: lowkey.v1.ElectionService.Resign:output_type -> lowkey.v1.ResignResponse
-	46, // 94: lowkey.v1.ElectionService.Leader:output_type -> lowkey.v1.LeaderResponse
-	48, // 95: lowkey.v1.ElectionService.Observe:output_type -> lowkey.v1.ObserveEvent
-	74, // [74:96] is the sub-list for method output_type
-	52, // [52:74] is the sub-list for method input_type
+	57, // 67: lowkey.v1.LockService.RemovePeer:input_type -> lowkey.v1.RemovePeerRequest
+	55, // 68: lowkey.v1.LockService.InvitePeer:input_type -> lowkey.v1.InvitePeerRequest
+	59, // 69: lowkey.v1.LockService.TransferLeader:input_type -> lowkey.v1.TransferLeaderRequest
+	39, // 70: lowkey.v1.ElectionService.Campaign:input_type -> lowkey.v1.CampaignRequest
+	41, // 71: lowkey.v1.ElectionService.Proclaim:input_type -> lowkey.v1.ProclaimRequest
+	43, // 72: lowkey.v1.ElectionService.Resign:input_type -> lowkey.v1.ResignRequest
+	45, // 73: lowkey.v1.ElectionService.Leader:input_type -> lowkey.v1.LeaderRequest
+	47, // 74: lowkey.v1.ElectionService.Observe:input_type -> lowkey.v1.ObserveRequest
+	4,  // 75: lowkey.v1.LockService.CreateLease:output_type -> lowkey.v1.CreateLeaseResponse
+	7,  // 76: lowkey.v1.LockService.RenewLease:output_type -> lowkey.v1.RenewLeaseResponse
+	25, // 77: lowkey.v1.LockService.GetLease:output_type -> lowkey.v1.GetLeaseResponse
+	27, // 78: lowkey.v1.LockService.ListLeases:output_type -> lowkey.v1.ListLeasesResponse
+	9,  // 79: lowkey.v1.LockService.RevokeLease:output_type -> lowkey.v1.RevokeLeaseResponse
+	11, // 80: lowkey.v1.LockService.Heartbeat:output_type -> lowkey.v1.HeartbeatResponse
+	13, // 81: lowkey.v1.LockService.Session:output_type -> lowkey.v1.SessionAnswer
+	19, // 82: lowkey.v1.LockService.AcquireLock:output_type -> lowkey.v1.AcquireLockResponse
+	21, // 83: lowkey.v1.LockService.ReleaseLock:output_type -> lowkey.v1.ReleaseLockResponse
+	23, // 84: lowkey.v1.LockService.GetLock:output_type -> lowkey.v1.GetLockResponse
+	32, // 85: lowkey.v1.LockService.ListLocks:output_type -> lowkey.v1.ListLocksResponse
+	34, // 86: lowkey.v1.LockService.CheckToken:output_type -> lowkey.v1.CheckTokenResponse
+	36, // 87: lowkey.v1.LockService.Watch:output_type -> lowkey.v1.WatchEvent
+	50, // 88: lowkey.v1.LockService.GetStatus:output_type -> lowkey.v1.GetStatusResponse
+	54, // 89: lowkey.v1.LockService.AddPeer:output_type -> lowkey.v1.AddPeerResponse
+	58, // 90: lowkey.v1.LockService.RemovePeer:output_type -> lowkey.v1.RemovePeerResponse
+	56, // 91: lowkey.v1.LockService.InvitePeer:output_type -> lowkey.v1.InvitePeerResponse
+	60, // 92: lowkey.v1.LockService.TransferLeader:output_type -> lowkey.v1.TransferLeaderResponse
+	40, // 93: lowkey.v1.ElectionService.Campaign:output_type -> lowkey.v1.CampaignResponse
+	42, // 94: lowkey.v1.ElectionService.Proclaim:output_type -> lowkey.v1.ProclaimResponse
+	44, // 95: lowkey.v1.ElectionService.Resign:output_type -> lowkey.v1.ResignResponse
+	46, // 96: lowkey.v1.ElectionService.Leader:output_type -> lowkey.v1.LeaderResponse
+	48, // 97: lowkey.v1.ElectionService.Observe:output_type -> lowkey.v1.ObserveEvent
+	75, // [75:98] is the sub-list for method output_type
+	52, // [52:75] is the sub-list for method input_type
 	52, // [52:52] is the sub-list for extension type_name
 	52, // [52:52] is the sub-list for extension extendee
 	0,  // [0:52] is the sub-list for field type_name
@@ -5389,7 +5533,7 @@ func file_lowkey_v1_lowkey_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lowkey_v1_lowkey_proto_rawDesc), len(file_lowkey_v1_lowkey_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

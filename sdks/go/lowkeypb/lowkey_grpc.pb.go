@@ -55,6 +55,7 @@ const (
 	LockService_GetStatus_FullMethodName      = "/lowkey.v1.LockService/GetStatus"
 	LockService_AddPeer_FullMethodName        = "/lowkey.v1.LockService/AddPeer"
 	LockService_RemovePeer_FullMethodName     = "/lowkey.v1.LockService/RemovePeer"
+	LockService_InvitePeer_FullMethodName     = "/lowkey.v1.LockService/InvitePeer"
 	LockService_TransferLeader_FullMethodName = "/lowkey.v1.LockService/TransferLeader"
 )
 
@@ -147,6 +148,11 @@ type LockServiceClient interface {
 	// over first. NODE_NOT_FOUND: there is no such node. QUORUM_AT_RISK: of those that would be left no
 	// majority answers, or the node is the last.
 	RemovePeer(ctx context.Context, in *RemovePeerRequest, opts ...grpc.CallOption) (*RemovePeerResponse, error)
+	// Makes an invitation, with which one node may join, once. HTTP: POST /v1/cluster/invitations
+	//
+	// The token is a secret: it is given to the node in a file (--join-token-file). UPGRADE_UNDER_WAY: some node is of a
+	// version that knows no invitations.
+	InvitePeer(ctx context.Context, in *InvitePeerRequest, opts ...grpc.CallOption) (*InvitePeerResponse, error)
 	// Gives the lead to a node. HTTP: POST /v1/cluster/transfer
 	//
 	// Answered when the node leads, also if it did before. NODE_NOT_FOUND: there is no such node.
@@ -337,6 +343,16 @@ func (c *lockServiceClient) RemovePeer(ctx context.Context, in *RemovePeerReques
 	return out, nil
 }
 
+func (c *lockServiceClient) InvitePeer(ctx context.Context, in *InvitePeerRequest, opts ...grpc.CallOption) (*InvitePeerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InvitePeerResponse)
+	err := c.cc.Invoke(ctx, LockService_InvitePeer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lockServiceClient) TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TransferLeaderResponse)
@@ -436,6 +452,11 @@ type LockServiceServer interface {
 	// over first. NODE_NOT_FOUND: there is no such node. QUORUM_AT_RISK: of those that would be left no
 	// majority answers, or the node is the last.
 	RemovePeer(context.Context, *RemovePeerRequest) (*RemovePeerResponse, error)
+	// Makes an invitation, with which one node may join, once. HTTP: POST /v1/cluster/invitations
+	//
+	// The token is a secret: it is given to the node in a file (--join-token-file). UPGRADE_UNDER_WAY: some node is of a
+	// version that knows no invitations.
+	InvitePeer(context.Context, *InvitePeerRequest) (*InvitePeerResponse, error)
 	// Gives the lead to a node. HTTP: POST /v1/cluster/transfer
 	//
 	// Answered when the node leads, also if it did before. NODE_NOT_FOUND: there is no such node.
@@ -498,6 +519,9 @@ func (UnimplementedLockServiceServer) AddPeer(context.Context, *AddPeerRequest) 
 }
 func (UnimplementedLockServiceServer) RemovePeer(context.Context, *RemovePeerRequest) (*RemovePeerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemovePeer not implemented")
+}
+func (UnimplementedLockServiceServer) InvitePeer(context.Context, *InvitePeerRequest) (*InvitePeerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method InvitePeer not implemented")
 }
 func (UnimplementedLockServiceServer) TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeader not implemented")
@@ -782,6 +806,24 @@ func _LockService_RemovePeer_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LockService_InvitePeer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InvitePeerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).InvitePeer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_InvitePeer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).InvitePeer(ctx, req.(*InvitePeerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LockService_TransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TransferLeaderRequest)
 	if err := dec(in); err != nil {
@@ -858,6 +900,10 @@ var LockService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemovePeer",
 			Handler:    _LockService_RemovePeer_Handler,
+		},
+		{
+			MethodName: "InvitePeer",
+			Handler:    _LockService_InvitePeer_Handler,
 		},
 		{
 			MethodName: "TransferLeader",
