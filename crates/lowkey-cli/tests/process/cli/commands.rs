@@ -178,7 +178,6 @@ fn a_wrong_command_line_is_one_line_and_status_64() {
         &["release", "a", "--lease", "0", "--token", "1"],
         &["ls", "--connect-timeout", "0s"],
         &["ls", "--endpoints", "nowhere"],
-        &["ls", "--endpoints", "https://127.0.0.1:9000"],
         &["completions", "tcsh"],
         &["lock", "a"],
         &["--connect-timeout", "3s", "ls"],
