@@ -93,6 +93,7 @@ fn run_client(terminal: &Terminal, command: &str, name: &str) {
         "get" => line("holder\t"),
         "check" => line("current\t"),
         "leader" => printed.contains("\thttp://10.0.0.1:4000\t"),
+        "cert" => line("certs/ca.pem is for lowkey CA "),
         "fence" => printed.contains("CREATE TABLE IF NOT EXISTS lowkey_fence"),
         "bench" => line("lowkey\tseq\t3\t1\tacquire\t"),
         "status" | "member" => ["dev-1", "dev-2", "dev-3"].iter().all(|node| printed.contains(node)),
