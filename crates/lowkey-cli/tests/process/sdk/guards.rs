@@ -305,12 +305,6 @@ async fn a_client_that_is_told_its_cluster_refuses_every_other() {
     let refused = in_time("a refusal", builder.connect()).await.unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::WrongCluster { .. }), "{refused}");
     assert!(began.elapsed() < Duration::from_secs(5), "time does not make it another cluster");
-    // Nothing is sent to where TLS is expected.
-    let refused = Client::connect(["https://127.0.0.1:9000"]).await.unwrap_err();
-    assert!(
-        matches!(refused.kind(), ErrorKind::Invalid(_)) && refused.to_string().contains("TLS"),
-        "{refused}"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
