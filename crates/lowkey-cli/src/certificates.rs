@@ -162,8 +162,11 @@ fn write_pair(place: &Place, file: &str, certificate: &str, key: &str) -> Result
     {
         return Err(already_there(there));
     }
-    write(place, &key_path, key, 0o600)?;
-    write(place, &certificate_path, certificate, 0o644)?;
+    // Both are on disk before either takes its place: who reads meanwhile finds a pair, but for an instant.
+    let new_key = NewFile::write(&key_path, key, 0o600)?;
+    let new_certificate = NewFile::write(&certificate_path, certificate, 0o644)?;
+    new_key.put(place)?;
+    new_certificate.put(place)?;
     Ok((certificate_path, key_path))
 }
 
@@ -171,20 +174,42 @@ fn already_there(path: &Path) -> String {
     format!("{} is there already, and was left as it is; --force replaces it", path.display())
 }
 
-/// Writes a file whole or not at all.
-fn write(place: &Place, path: &Path, text: &str, mode: u32) -> Result<(), String> {
-    let new = path.with_extension(format!("new-{}", std::process::id()));
-    let outcome = write_new(&new, text, mode).and_then(|()| match place.may_overwrite {
-        true => fs::rename(&new, path),
-        // Unlike a rename this fails if there is such a file.
-        false => fs::hard_link(&new, path),
-    });
-    // After a rename there is nothing to remove.
-    let _ = fs::remove_file(&new);
-    outcome.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => already_there(path),
-        _ => format!("cannot write {}: {error}", path.display()),
-    })
+/// A file that is whole, beside the place that it is to take. It is gone if it does not take that place.
+struct NewFile {
+    new: PathBuf,
+    path: PathBuf,
+}
+
+impl NewFile {
+    fn write(path: &Path, text: &str, mode: u32) -> Result<Self, String> {
+        let new = path.with_extension(format!("new-{}", std::process::id()));
+        let file = Self { new, path: path.to_owned() };
+        write_new(&file.new, text, mode).map_err(|error| file.failed(&error))?;
+        Ok(file)
+    }
+
+    fn put(self, place: &Place) -> Result<(), String> {
+        let outcome = match place.may_overwrite {
+            true => fs::rename(&self.new, &self.path),
+            // Unlike a rename this fails if there is such a file.
+            false => fs::hard_link(&self.new, &self.path),
+        };
+        outcome.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &io::Error) -> String {
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => already_there(&self.path),
+            _ => format!("cannot write {}: {error}", self.path.display()),
+        }
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        // After a rename there is nothing to remove.
+        let _ = fs::remove_file(&self.new);
+    }
 }
 
 fn write_new(path: &Path, text: &str, mode: u32) -> io::Result<()> {

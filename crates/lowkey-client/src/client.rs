@@ -139,7 +139,7 @@ impl ClientBuilder {
             return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
         }
         let dialer = Dialer::new(self.tls, self.token_file.map(TokenFile::read).transpose()?);
-        self.endpoints.iter().try_for_each(|endpoint| dialer.check(endpoint))?;
+        dialer.check_all(&self.endpoints).await?;
         let (link, lease_news, link_task) = Link::new(self.endpoints, self.cluster_id, dialer.clone());
         let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news);
         let engine = Engine::start(move || async move {

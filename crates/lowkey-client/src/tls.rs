@@ -75,6 +75,11 @@ impl Configs {
         Self { tls, last: Mutex::default() }
     }
 
+    /// Whether there is a pair of files, which may be replaced one after the other.
+    pub(crate) fn has_identity(&self) -> bool {
+        self.tls.identity.is_some()
+    }
+
     /// The configuration for a connection that is made now.
     pub(crate) fn now(&self) -> Result<Arc<ClientConfig>, Error> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

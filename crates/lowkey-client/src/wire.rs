@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::body::Body;
@@ -20,6 +20,10 @@ use crate::error::Error;
 use crate::link::{CONNECT_TIME, root_cause};
 use crate::tls::{Configs, Tls};
 use crate::token_file::TokenFile;
+
+/// How often, and how far apart, the files of a client that begins are looked at.
+const LOOKS: usize = 6;
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection. Each request on it carries the client's token.
 #[derive(Clone, Debug)]
@@ -67,6 +71,19 @@ impl Dialer {
             ))),
             Scheme::Http => Ok(()),
         }
+    }
+
+    /// The same of all endpoints, for a client that begins. Certificate and key may be about to be
+    /// replaced, one after the other: a pair that does not match gets a moment to become one.
+    pub(crate) async fn check_all(&self, endpoints: &[String]) -> Result<(), Error> {
+        let check = || endpoints.iter().try_for_each(|endpoint| self.check(endpoint));
+        for _ in 1..LOOKS {
+            if check().is_ok() || !self.configs.has_identity() {
+                break;
+            }
+            sleep(LOOK_PAUSE).await;
+        }
+        check()
     }
 
     /// Connects.

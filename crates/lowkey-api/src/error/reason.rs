@@ -143,7 +143,7 @@ reasons! {
     /// The request names a host that this node is not known by.
     ForeignHost = "FOREIGN_HOST", PermissionDenied, 403, GiveUp;
     /// The port takes encrypted connections only.
-    TlsRequired = "TLS_REQUIRED", FailedPrecondition, 400, GiveUp;
+    TlsRequired = "TLS_REQUIRED", InvalidArgument, 400, GiveUp;
     /// The path is none of the API's, or not on this port.
     NoSuchRoute = "NO_SUCH_ROUTE", Unimplemented, 404, GiveUp;
     /// The path exists, but not with this method.

@@ -226,7 +226,7 @@ async fn a_client_without_tls_is_told_to_use_it_in_its_own_protocol() {
         assert!(answer.json()["message"].as_str().unwrap().contains(&format!("https://{address}")));
     }
     let status = edge.client().await.get_status(GetStatusRequest {}).await.unwrap_err();
-    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert_eq!(status.code(), Code::InvalidArgument);
     assert_eq!(ApiError::from_status(&status).unwrap().reason, Reason::TlsRequired);
 }
 
