@@ -303,8 +303,6 @@ mod tests {
     fn http_statuses_go_with_grpc_codes() {
         for reason in Reason::PLAIN {
             let codes: &[Code] = match reason.http_status() {
-                // Not an argument is at fault, but how it was sent.
-                400 if *reason == Reason::TlsRequired => &[Code::FailedPrecondition],
                 400 => &[Code::InvalidArgument],
                 403 => &[Code::PermissionDenied],
                 404 => &[Code::NotFound, Code::Unimplemented],
