@@ -8,6 +8,7 @@ use std::fmt;
 
 use prost::Message as _;
 
+use crate::access::{ACCESS_KINDS, AccessChange, AccessKind, AccessProto};
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
@@ -22,14 +23,15 @@ use crate::name::{
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
-/// with invitations.
-pub const COMMAND_VERSION: u32 = 6;
+/// with invitations. 7: who may do what.
+pub const COMMAND_VERSION: u32 = 7;
 
 impl Command {
     /// The command set that a node must understand to carry it out. It is proposed only when every member
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::Access(_) => 7,
             Self::AddMember { invitation: Some(_), .. } | Self::Invite { .. } => 6,
             Self::AddMember { node, .. } | Self::UpdateMember { node, .. } if node.key_hash.is_some() => 6,
             Self::Release { grant: GrantRef::GivenUp(..), .. }
@@ -88,7 +90,7 @@ const HEAD_BYTES_MAX: usize = 11;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31")]
     kind: Option<Kind>,
 }
 
@@ -118,6 +120,22 @@ enum Kind {
     EndQuarantine(EndQuarantineProto),
     #[prost(message, tag = "20")]
     Invite(InviteProto),
+    #[prost(message, tag = "24")]
+    AddPrincipal(AccessProto),
+    #[prost(message, tag = "25")]
+    RemovePrincipal(AccessProto),
+    #[prost(message, tag = "26")]
+    RemoveName(AccessProto),
+    #[prost(message, tag = "27")]
+    AddToken(AccessProto),
+    #[prost(message, tag = "28")]
+    RevokeToken(AccessProto),
+    #[prost(message, tag = "29")]
+    Grant(AccessProto),
+    #[prost(message, tag = "30")]
+    Revoke(AccessProto),
+    #[prost(message, tag = "31")]
+    Require(AccessProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -333,7 +351,13 @@ impl Command {
             Self::UpdateMember { .. } => 10,
             Self::EndQuarantine => 12,
             Self::Invite { .. } => 20,
+            Self::Access(change) => change.number(),
         }
+    }
+
+    fn access(kind: u32, proto: AccessProto) -> Result<Self, DecodeError> {
+        debug_assert!(ACCESS_KINDS.contains(&kind), "a change of the access table");
+        Ok(Self::Access(Box::new(AccessChange::try_from(AccessKind(kind, proto))?)))
     }
 
     fn from_proto(kind: Kind) -> Result<Self, DecodeError> {
@@ -432,6 +456,14 @@ impl Command {
                 let InviteProto { lifetime_seconds, since_unix_ms, .. } = proto;
                 Self::Invite { invitation, lifetime_seconds, since_unix_ms }
             }
+            Kind::AddPrincipal(proto) => Self::access(24, proto)?,
+            Kind::RemovePrincipal(proto) => Self::access(25, proto)?,
+            Kind::RemoveName(proto) => Self::access(26, proto)?,
+            Kind::AddToken(proto) => Self::access(27, proto)?,
+            Kind::RevokeToken(proto) => Self::access(28, proto)?,
+            Kind::Grant(proto) => Self::access(29, proto)?,
+            Kind::Revoke(proto) => Self::access(30, proto)?,
+            Kind::Require(proto) => Self::access(31, proto)?,
         })
     }
 }
@@ -538,6 +570,7 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, member.map_or(0, |member| member.0));
             }
             Command::EndQuarantine => {}
+            Command::Access(change) => change.write(fields),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 fields.bytes(1, &invitation.0);
                 fields.number(2, *lifetime_seconds);

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lowkey_core::{
-    AcquireWith, COMMAND_VERSION, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MemberId, Mode,
-    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, Ttl, Value, WaitTime,
+    AcquireWith, COMMAND_VERSION, Caller, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MemberId,
+    Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, Ttl, Value, WaitTime,
 };
 
 use crate::lead::UNITS_A_TURN;
@@ -200,7 +200,7 @@ impl World {
     fn ask(&mut self, node: usize, request: Request) {
         let call = CallId(self.calls.len() as u64 + 1);
         self.calls.insert(call, Call { node, ..Call::default() });
-        self.step(node, Input::Request(call, request));
+        self.step(node, Input::Request(call, Caller::Node, request));
     }
 
     /// Mostly the leader.
