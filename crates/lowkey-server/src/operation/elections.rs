@@ -22,6 +22,7 @@ impl Answer for CampaignRequest {
             value: self.value,
             ttl_seconds: self.ttl_seconds,
             request_id: self.request_id,
+            max_hold_seconds: self.max_hold_seconds,
             ..AcquireLockRequest::default()
         };
         let told = |granted: AcquireLockResponse| CampaignResponse {
