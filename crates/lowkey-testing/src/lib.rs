@@ -234,7 +234,10 @@ impl Cluster {
 
     /// Ends a lease, and with it all that it holds and waits for. Its session learns of it with its next renewal.
     pub fn revoke(&self, lease_id: u64) -> Result<(), Error> {
-        self.call("POST", "/v1/lease/revoke", &json!({"lease_id": lease_id.to_string()})).map(drop)
+        let lease = self.call("GET", &format!("/v1/lease?lease_id={lease_id}"), &Value::Null)?;
+        let owner_id = lease["lease"]["ownerId"].clone();
+        let revoke = json!({"lease_id": lease_id.to_string(), "owner_id": owner_id});
+        self.call("POST", "/v1/lease/revoke", &revoke).map(drop)
     }
 
     /// A call that some node must answer.
