@@ -1,0 +1,82 @@
+// What happened, from the audit trail.
+
+import { lines } from "../api.js";
+import { badge, empty, exactTime, h, lockLink, ownerLink, plural, show, span, table } from "../dom.js";
+
+const MOST = 200;
+const FIELDS = [["lock", "Lock", "billing/nightly"], ["owner", "Owner", "worker-1"], ["token", "Token", "42"]];
+const TIMES = [["", "any time"], ["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
+const CAUSES = ["", "released", "expired", "revoked", "held_too_long", "cluster_recovered"];
+const KINDS = { released: "calm", expired: "bad", revoked: "bad", held_too_long: "warn", cluster_recovered: "warn" };
+
+export default function audit({ main, query, setQuery, signal }) {
+  const value = (key) => query.get(key) ?? "";
+  const inputs = FIELDS.map(([key, label, example]) => [h("label", { for: `audit-${key}` }, label), h("input", { type: "search", id: `audit-${key}`, name: key, value: value(key), placeholder: example, spellcheck: "false", autocapitalize: "off", inputmode: key === "token" ? "numeric" : null })]);
+  const select = (key, label, options) => [h("label", { for: `audit-${key}` }, label), h("select", { id: `audit-${key}`, name: key }, options.map(([option, text]) => h("option", { value: option, selected: option === value(key) }, text)))];
+  const place = h("section", { "aria-label": "Audit" });
+  const form = h("form", { class: "bar", role: "search", onsubmit: choose }, inputs, select("since", "Within", TIMES), select("cause", "Ended by", CAUSES.map((cause) => [cause, cause.replaceAll("_", " ") || "any cause"])), h("button", { type: "submit" }, "Search"));
+  const save = h("button", { type: "button", hidden: true, onclick: () => download(rows) }, "Save as CSV");
+  main.append(h("h1", null, "Audit"), h("p", { class: "weak" }, "One row for each grant that ended: who held what, from when to when, and why it ended. What is held now is under Locks."), form, save, place);
+  let rows = [];
+  function choose(event) {
+    event.preventDefault();
+    setQuery(Object.fromEntries(new FormData(form)));
+    search();
+  }
+  async function search() {
+    show(place, h("p", { class: "weak" }, "Searching…"));
+    save.hidden = true;
+    try {
+      rows = await ask(Object.fromEntries(new FormData(form)), signal);
+      show(place, list(rows));
+      save.hidden = !rows.length;
+    } catch (error) {
+      if (!signal.aborted) show(place, refused(error));
+    }
+  }
+  search();
+}
+
+/** The rows that were found: JSON, one row for each line or event. */
+async function ask({ lock, owner, token, since, cause }, signal) {
+  const from = since ? Date.now() - Number(since) * 1000 : "";
+  const found = [];
+  const params = { lock, owner, token, cause, since_unix_ms: from, limit: MOST };
+  for await (const some of lines("/v1/audit", params, signal, "text/event-stream")) {
+    for (const line of some) {
+      const text = line.replace(/^data: /, "");
+      if (!text.startsWith("{")) continue;
+      const row = JSON.parse(text);
+      found.push(row.grant ?? row);
+      if (found.length >= MOST) return found;
+    }
+  }
+  return found;
+}
+
+function refused(error) {
+  if (error.isUnknownCall) return empty("This node keeps no audit trail.", "It is of a version without one, or was started with ", h("code", null, "--audit off"), ". What is known without it is on the page of each lock.");
+  if (error.isRefusal) return empty("You may not see the audit trail.", error.message);
+  if (error.status === 400) return empty("That cannot be searched for.", error.message);
+  return empty("The audit trail cannot be read now.", `${error.message}. Search again in a moment.`);
+}
+
+function list(rows) {
+  if (!rows.length) return empty("Nothing was found.", "The trail has grants that have ended. Search with less, or further back.");
+  const time = (ms) => (Number(ms) ? h("time", { title: exactTime(Number(ms)) }, exactTime(Number(ms))) : "?");
+  const cells = rows.map((row) => [lockLink(row.lockName), row.fencingToken, ownerLink(row.ownerId), time(row.grantedUnixMs), Number(row.endedUnixMs) ? span(row.endedUnixMs - row.grantedUnixMs) : "?", badge(KINDS[word(row.cause)] ?? "calm", word(row.cause).replaceAll("_", " ")), row.detail ?? ""]);
+  const more = rows.length >= MOST ? `The first ${MOST}: search for less to see all.` : plural(rows.length, "row");
+  return h("div", null, table("Grants that ended", ["Lock", ["Token", "number"], "Owner", "Granted", "Held for", "Ended by", "Detail"], cells), h("p", { class: "weak" }, more));
+}
+
+const word = (cause) => String(cause ?? "").toLowerCase();
+
+/** The rows as a file. A cell that a spreadsheet would take for a formula gets a mark in front. */
+function download(rows) {
+  const columns = ["lockName", "fencingToken", "ownerId", "leaseId", "grantedUnixMs", "endedUnixMs", "cause", "detail"];
+  const cell = (value) => `"${String(value ?? "").replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+  const text = [columns.join(","), ...rows.map((row) => columns.map((column) => cell(row[column])).join(","))].join("\r\n");
+  const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  h("a", { href, download: "lowkey-audit.csv" }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 1000);
+}
