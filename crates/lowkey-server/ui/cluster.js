@@ -1,4 +1,4 @@
-// How the cluster is: asked for again and again, with the numbers of the last minutes.
+// How the cluster is: asked for again and again, with the numbers of the last minute.
 //
 // What was not answered is told as such. A number that is older than the last attempt is never shown as if it
 // were of now: listeners get `connection`, and the page marks all that it shows as old.
@@ -21,7 +21,7 @@ export const cluster = {
   lostAt: 0,
   /** By name: when each node last answered. */
   contact: new Map(),
-  /** The last two minutes, oldest first. */
+  /** The last minute or so, oldest first. */
   samples: [],
 };
 
@@ -86,7 +86,8 @@ function sample(status) {
     });
   }
   const { grants, renewals, failed, durations } = sum;
-  cluster.samples.push({ at: cluster.at, grants, renewals, failed, p50: quantile(durations, 0.5), p99: quantile(durations, 0.99) });
+  const { locks, waiters, leases } = (status.nodes.find((node) => node.member.leader && node.stats) ?? status.nodes.find((node) => node.stats)).stats;
+  cluster.samples.push({ at: cluster.at, locks, waiters, leases, grants, renewals, failed, p50: quantile(durations, 0.5), p99: quantile(durations, 0.99) });
   if (cluster.samples.length > SAMPLES) cluster.samples.shift();
 }
 

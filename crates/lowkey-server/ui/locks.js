@@ -24,7 +24,10 @@ class Branch {
     /** The children in order; made when it is needed. */
     this.sorted = null;
     this.lock = null;
-    this.isOpen = !parent;
+    this.root = parent ? parent.root : this;
+    /** Of the root: while there are few locks, nothing is folded by itself. */
+    this.opensNew = false;
+    this.isOpen = this.root.opensNew || !parent;
     this.locks = 0;
     this.waiting = 0;
     /** How many rows it takes: its own, and those below if it is open. */
@@ -173,6 +176,7 @@ class LockStore {
     } while (page.nextPageToken);
     if (open.size) this.reopen(this.root, open);
     else if (this.locks.size <= FEW) this.openAll(this.root);
+    this.root.opensNew = this.locks.size <= FEW;
     this.state = "live";
     this.changed();
     return from;

@@ -51,6 +51,7 @@ export class Rows {
     const wanted = count * this.rowHeight;
     const height = Math.min(wanted, HEIGHT_MAX);
     this.space.style.height = `${height}px`;
+    this.scroller.style.setProperty("--wanted", `${height + 1}px`);
     const view = this.scroller.clientHeight;
     const top = Math.min(this.scroller.scrollTop, Math.max(0, height - view));
     this.scale = wanted > HEIGHT_MAX ? (wanted - view) / (HEIGHT_MAX - view) : 1;

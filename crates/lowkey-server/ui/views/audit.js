@@ -11,8 +11,8 @@ const KINDS = { released: "calm", expired: "bad", revoked: "bad", held_too_long:
 
 export default function audit({ main, query, setQuery, signal }) {
   const value = (key) => query.get(key) ?? "";
-  const inputs = FIELDS.map(([key, label, example]) => [h("label", { for: `audit-${key}` }, label), h("input", { type: "search", id: `audit-${key}`, name: key, value: value(key), placeholder: example, spellcheck: "false", autocapitalize: "off", inputmode: key === "token" ? "numeric" : null })]);
-  const select = (key, label, options) => [h("label", { for: `audit-${key}` }, label), h("select", { id: `audit-${key}`, name: key }, options.map(([option, text]) => h("option", { value: option, selected: option === value(key) }, text)))];
+  const inputs = FIELDS.map(([key, label, example]) => h("span", { class: "field" }, h("label", { for: `audit-${key}` }, label), h("input", { type: "search", id: `audit-${key}`, name: key, value: value(key), placeholder: example, spellcheck: "false", autocapitalize: "off", inputmode: key === "token" ? "numeric" : null })));
+  const select = (key, label, options) => h("span", { class: "field" }, h("label", { for: `audit-${key}` }, label), h("select", { id: `audit-${key}`, name: key }, options.map(([option, text]) => h("option", { value: option, selected: option === value(key) }, text))));
   const place = h("section", { "aria-label": "Audit" });
   const form = h("form", { class: "bar", role: "search", onsubmit: choose }, inputs, select("since", "Within", TIMES), select("cause", "Ended by", CAUSES.map((cause) => [cause, cause.replaceAll("_", " ") || "any cause"])), h("button", { type: "submit" }, "Search"));
   const save = h("button", { type: "button", hidden: true, onclick: () => download(rows) }, "Save as CSV");

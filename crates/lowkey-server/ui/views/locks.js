@@ -21,7 +21,7 @@ export default function locks({ main, query, setQuery, signal }) {
   const place = h("div", { class: "fill" });
   const form = h("form", { class: "bar", role: "search", onsubmit: (event) => (event.preventDefault(), choose()) },
     h("label", { for: "prefix" }, "Names that begin with"), search, h("button", { type: "submit" }, "Show"),
-    h("label", { for: "sort" }, "by"), by);
+    h("span", { class: "field" }, h("label", { for: "sort" }, "by"), by));
   main.append(h("h1", null, "Locks"), form, summary, place);
   let view = start(prefix, sort);
   let typing;

@@ -3,7 +3,7 @@
 import { post, remove } from "../api.js";
 import { ask, cluster, follow, quorum } from "../cluster.js";
 import { confirm } from "../dialogs.js";
-import { bytes, empty, h, latency, name, short, show, table } from "../dom.js";
+import { bytes, empty, h, latency, name, short, show } from "../dom.js";
 import { disk, lag, lastAnswer, role } from "./overview.js";
 
 export default function nodes({ main }) {
@@ -17,30 +17,33 @@ export default function nodes({ main }) {
   });
 }
 
-const COLUMNS = ["Node", "Role", ["Term", "number"], ["Applied", "number"], ["Lag", "number"], "Version", "Disk free", ["Memory", "number"], ["Watches", "number"], ["Answer took", "number"], "Last answer", "Addresses", ""];
-
 function content(status) {
-  const rows = status.nodes.map((node) => {
-    const { member } = node;
-    const known = !node.problem;
-    const here = member.nodeId === status.nodeId ? h("span", { class: "weak" }, " (this page)") : null;
-    return [
-      [name(member.nodeId), here], role(node), known ? node.term : "–", known ? short(Number(node.appliedIndex)) : "–", lag(node, status), node.version || "–", disk(node),
-      known ? bytes(node.memoryBytes) : "–", known ? node.watchStreams : "–", known ? latency(Number(node.answeredInUs)) : "–", lastAnswer(node),
-      h("span", { class: "addresses" }, [["HTTP", member.httpAddress], ["gRPC", member.grpcAddress], ["peers", member.raftAddress]].map(([what, address]) => address && h("span", null, `${what} ${address} `))),
-      h("span", { class: "actions" },
-        member.leader || !member.voter ? null : h("button", { type: "button", id: `lead-${member.memberId}`, onclick: () => lead(status, node) }, "Make leader…"),
-        h("button", { type: "button", id: `remove-${member.memberId}`, class: "danger", onclick: () => leave(status, node) }, "Remove…")),
-    ];
-  });
   const { voters, answering, needed } = quorum(status);
   return [
     h("dl", { class: "facts" },
       fact("Cluster", h("code", null, status.clusterId)), fact("Leader", status.leaderId ? name(status.leaderId) : "none is known"),
       fact("Quorum", `${answering} of ${voters} voting nodes answer, ${needed} are needed`)),
-    table("Nodes", COLUMNS, rows),
-    h("p", { class: "weak" }, "A node is added where it runs: ", h("code", null, "lowkey member invite"), " here, and ", h("code", null, "--join-token-file"), " there."),
+    h("ul", { class: "cards" }, status.nodes.map((node) => card(status, node))),
+    h("p", { class: "weak hint" }, "A node is added where it runs: ", h("code", null, "lowkey member invite"), " here, and ", h("code", null, "--join-token-file"), " there."),
   ];
+}
+
+function card(status, node) {
+  const { member } = node;
+  const known = !node.problem;
+  const here = member.nodeId === status.nodeId ? h("span", { class: "weak" }, " · this page") : null;
+  return h("li", { class: known ? "card" : "card gone" },
+    h("h2", null, h("span", null, name(member.nodeId), here), role(node)),
+    known ? null : h("p", { class: "problem" }, node.problem),
+    h("dl", null,
+      fact("Votes", member.voter ? "yes" : "not yet"),
+      fact("Term", known ? node.term : "–"), fact("Applied", known ? short(Number(node.appliedIndex)) : "–"), fact("Lag", lag(node, status)),
+      fact("Version", node.version || "–"), fact("Disk free", disk(node)), fact("Memory", known ? bytes(node.memoryBytes) : "–"),
+      fact("Watches", known ? node.watchStreams : "–"), fact("Last answer", [lastAnswer(node), known ? `, took ${latency(Number(node.answeredInUs))}` : ""]),
+      [["HTTP", member.httpAddress], ["gRPC", member.grpcAddress], ["Peers", member.raftAddress]].map(([what, address]) => address && fact(what, address))),
+    h("div", { class: "actions" },
+      member.leader || !member.voter ? null : h("button", { type: "button", id: `lead-${member.memberId}`, onclick: () => lead(status, node) }, "Make leader…"),
+      h("button", { type: "button", id: `remove-${member.memberId}`, class: "danger", onclick: () => leave(status, node) }, "Remove…")));
 }
 
 const fact = (label, value) => h("div", null, h("dt", null, label), h("dd", null, value));

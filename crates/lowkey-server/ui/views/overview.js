@@ -51,8 +51,8 @@ function makeTiles(section) {
   const locks = tile("Locks", "Names that are held or waited for", "#/locks");
   const waiters = tile("Waiting", "Places in queues", "#/locks?sort=queue");
   const leases = tile("Leases", "Clients that are present", "#/sessions");
-  const grants = tile("Grants/s", "Locks granted in a second, all nodes together, over two minutes");
-  const renewals = tile("Renewals/s", "Leases renewed in a second, all nodes together, over two minutes");
+  const grants = tile("Grants/s", "Locks granted in a second, all nodes together, over a second");
+  const renewals = tile("Renewals/s", "Leases renewed in a second, all nodes together, over a second");
   const p50 = tile("p50", "Half of all calls take no longer; calls that wait for a lock are left out");
   const p99 = tile("p99", "All but one call in a hundred take no longer; calls that wait for a lock are left out");
   return (status) => {
@@ -61,6 +61,7 @@ function makeTiles(section) {
     setText(waiters.value, short(leader?.stats.waiters ?? 0));
     setText(leases.value, short(leader?.stats.leases ?? 0));
     const last = cluster.samples.at(-1);
+    for (const [{ line }, field] of [[locks, "locks"], [waiters, "waiters"], [leases, "leases"]]) drawLine(line, cluster.samples.map((sample) => sample[field]));
     for (const [{ value, line }, field, word] of [[grants, "grants", rate], [renewals, "renewals", rate], [p50, "p50", latency], [p99, "p99", latency]]) {
       setText(value, last ? word(last[field]) : "–");
       drawLine(line, cluster.samples.map((sample) => sample[field] ?? 0));
@@ -68,7 +69,7 @@ function makeTiles(section) {
   };
 }
 
-/** The last two minutes as a line, from 0 up to their greatest value. */
+/** The last minute as a line, from 0 up to their greatest value. */
 function drawLine(place, values) {
   if (!place.firstChild) {
     place.append(svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" }, svg("polyline", { fill: "none" })));
@@ -98,6 +99,7 @@ function showNodes(section, status) {
 
 export function lag(node, status) {
   if (node.problem) return "–";
+  if (node.member.leader) return "leads";
   return status.leaderId ? plural(Number(node.member.lag), "entry", "entries") : "unknown";
 }
 
