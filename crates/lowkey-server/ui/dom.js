@@ -18,32 +18,51 @@ export function svg(tag, props, ...children) {
 function fill(element, props, children) {
   for (const [key, value] of Object.entries(props ?? {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    if (key.startsWith("on")) listen(element, key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : value);
   }
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
+/** What an element does when something happens to it: kept beside it, so that `show` can put it anew. */
+function listen(element, type, listener) {
+  element.listeners ??= {};
+  element.listeners[type] = listener;
+  element.addEventListener(type, heard);
+}
+
+const heard = (event) => event.currentTarget.listeners[event.type](event);
+
 /** Changes a text only if it is another one: what is equal needs no drawing. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Shows children in place of those that are there, unless they look the same. Keeps focus and selection. */
-export function show(element, ...children) {
-  const next = h("div", null, ...children);
-  if (!next.isEqualNode || next.childNodes.length !== element.childNodes.length || !sameChildren(next, element)) {
-    const focused = document.activeElement;
-    const key = element.contains(focused) && focused.id;
-    element.replaceChildren(...next.childNodes);
-    if (key) document.getElementById(key)?.focus({ preventScroll: true });
-  }
+/** Shows children in place of those that are there. What is the same stays the very element that it was: with the
+ * focus, the text that is marked, the button that is just being pressed. */
+export const show = (element, ...children) => match(element, h("div", null, ...children));
+
+function match(old, next) {
+  const olds = [...old.childNodes];
+  const nexts = [...next.childNodes];
+  nexts.forEach((child, at) => {
+    const was = olds[at];
+    if (!was) old.append(child);
+    else if (!isAlike(was, child)) was.replaceWith(child);
+    else if (was.nodeType === Node.TEXT_NODE) was.data !== child.data && (was.data = child.data);
+    else {
+      for (const { name: key } of [...was.attributes]) if (!child.hasAttribute(key)) was.removeAttribute(key);
+      for (const { name: key, value } of child.attributes) if (was.getAttribute(key) !== value) was.setAttribute(key, value);
+      was.listeners = child.listeners;
+      match(was, child);
+    }
+  });
+  olds.slice(nexts.length).forEach((child) => child.remove());
 }
 
-function sameChildren(one, other) {
-  return [...one.childNodes].every((child, at) => child.isEqualNode(other.childNodes[at]));
-}
+const heardBy = (element) => Object.keys(element.listeners ?? {}).join();
+const isAlike = (one, other) => one.nodeName === other.nodeName && (one.id ?? "") === (other.id ?? "") && heardBy(one) === heardBy(other);
 
 /** A name as a client chose it, apart from the text around it, whichever way it is written. */
 export const name = (text) => h("bdi", { class: "name" }, text);
@@ -126,8 +145,7 @@ export const badge = (kind, text) => h("span", { class: `badge ${kind}` }, text)
 
 /** A button that copies a text. */
 export function copyButton(text, label) {
-  const button = h("button", { type: "button", class: "plain small", "aria-label": label, onclick: copy }, "Copy");
-  async function copy() {
+  async function copy({ currentTarget: button }) {
     try {
       await navigator.clipboard.writeText(text);
       setText(button, "Copied");
@@ -137,5 +155,5 @@ export function copyButton(text, label) {
     }
     setTimeout(() => setText(button, "Copy"), 2000);
   }
-  return button;
+  return h("button", { type: "button", class: "plain small", "aria-label": label, onclick: copy }, "Copy");
 }

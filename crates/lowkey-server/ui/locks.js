@@ -5,7 +5,7 @@
 
 import { ApiError, events, get, pause } from "./api.js";
 
-const PAGE = 1000;
+const PAGE = 500;
 /** How often listeners are called at most. */
 const TELL_MS = 100;
 const RETRY_MS = 1000;
@@ -81,6 +81,8 @@ class Branch {
     for (const child of this.children.values()) below += child.rows;
     this.isOpen = isOpen;
     this.addRows(isOpen ? below : -below);
+    // A branch with one child alone says nothing: what is below it does.
+    if (isOpen && this.children.size === 1) this.inOrder()[0].setOpen(true);
   }
 
   add(locks, waiting) {
@@ -176,6 +178,7 @@ class LockStore {
     } while (page.nextPageToken);
     if (open.size) this.reopen(this.root, open);
     else if (this.locks.size <= FEW) this.openAll(this.root);
+    else if (this.root.children.size === 1) this.root.inOrder()[0].setOpen(true);
     this.root.opensNew = this.locks.size <= FEW;
     this.state = "live";
     this.changed();

@@ -87,7 +87,7 @@ export class Rows {
   click(event, row) {
     this.marked = this.first + this.pool.indexOf(row);
     if (event.target.closest(".fold")) this.source.fold?.(row.item, !row.item.isOpen);
-    else if (!event.target.closest("a, button")) this.source.open?.(row.item);
+    else if (!event.target.closest("a[href], button")) this.source.open?.(row.item);
     this.later();
   }
 

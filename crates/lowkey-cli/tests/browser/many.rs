@@ -25,6 +25,7 @@ fn very_many_locks_scroll_and_change() {
     let endpoint = format!("http://127.0.0.1:{}", stage.node().ports.grpc);
     let client = runtime.block_on(Client::connect([endpoint])).unwrap();
     let guards = runtime.block_on(hold_many(&client, count));
+    println!("{count} locks are held");
     assert_eq!(guards.len(), count);
 
     let browser = &stage.browser;
@@ -48,11 +49,10 @@ fn very_many_locks_scroll_and_change() {
     let rows = "return [...document.querySelectorAll('.row')].filter((row) => !row.hidden).length";
     assert!(browser.run(rows, json!([])).as_u64().unwrap() < 60, "only what is seen exists");
 
-    browser.run("document.querySelector('.rows-scroller').focus()", json!([]));
-    browser.press(&["\u{e014}"]);
     let scroll = "const list = document.querySelector('.rows-scroller');
                   const frame = () => new Promise((done) => requestAnimationFrame(done));
                   for (let at = 0; at <= 100; at += 1) { list.scrollTop = (list.scrollHeight * at) / 100; await frame(); }
+                  await frame();
                   await frame();
                   return [...document.querySelectorAll('.row')].some((row) => !row.hidden && row.textContent.includes(args[0]))";
     let last = format!("{:06}", count - 1);

@@ -46,7 +46,9 @@ export default function locks({ main, query, setQuery, signal }) {
     const unfollow = store.follow(() => {
       setText(summary, told(store, wanted));
       const nothing = store.locks.size === 0 && problem(store, wanted);
-      if (nothing) show(place, nothing);
+      // The list keeps its own elements: it is put in and taken out whole.
+      if (nothing && list.element.parentNode === place) place.replaceChildren(nothing);
+      else if (nothing) show(place, nothing);
       else if (list.element.parentNode !== place) place.replaceChildren(list.element);
       place.classList.toggle("old-list", store.state === "lost");
       list.later();
