@@ -52,7 +52,7 @@ const PART_WAIT: Duration = Duration::from_millis(300);
 /// How long the log may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
 /// How long a removed node stays up to tell its callers that it was removed.
-const REMOVED_WAIT: Duration = Duration::from_millis(500);
+const REMOVED_WAIT: Duration = Duration::from_secs(1);
 /// How often a node checks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
 
