@@ -8,21 +8,31 @@ let askForToken = async () => false;
 export function setLogin(ask) {
   let asking = null;
   askForToken = (refused) => {
+    if (isDeclined) return Promise.resolve(false);
     asking ??= ask(refused).then((given) => {
       asking = null;
-      token = given ?? token;
+      isDeclined = !given;
+      // One that was refused is of no use.
+      token = given ?? "";
       return Boolean(given);
     });
     return asking;
   };
 }
 
-export const logIn = () => askForToken(false);
+/** The user does not want to log in: the page asks no more by itself. */
+let isDeclined = false;
+
+export function logIn() {
+  isDeclined = false;
+  return askForToken(false);
+}
 
 export const isLoggedIn = () => token !== "";
 
 export function logOut() {
   token = "";
+  isDeclined = true;
 }
 
 /** An answer that is an error, or none at all (status 0). */

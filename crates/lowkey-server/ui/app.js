@@ -98,6 +98,7 @@ function showConnection() {
       h("strong", null, "Connection lost, retrying. "), at ? `What you see is of ${clockTime(at)}. ` : "", `${error.message}. `,
       links.length ? h("span", null, "The same page at another node:", links) : null);
   }
+  byId("where").hidden = !status;
   if (status) {
     const { voters, answering } = quorum(status);
     show(byId("where"), "at ", name(status.nodeId), " · ", status.leaderId ? h("span", null, name(status.leaderId), " leads") : "no leader", ` · ${answering}/${voters} nodes`);

@@ -60,6 +60,8 @@ export async function ask() {
   } catch (error) {
     cluster.error = error;
     cluster.lostAt ||= Date.now();
+    // Who may not see it does not go on seeing what was there before.
+    if (error.status === 401 || error.isRefusal) cluster.status = null;
   }
 }
 

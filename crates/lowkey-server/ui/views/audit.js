@@ -1,9 +1,12 @@
 // What happened, from the audit trail.
 
-import { lines } from "../api.js";
+import { get } from "../api.js";
 import { badge, empty, exactTime, h, lockLink, ownerLink, plural, show, span, table } from "../dom.js";
 
-const MOST = 200;
+const MOST = 500;
+const PAGE = 1000;
+/** So much of the trail is read for one search. */
+const PAGES = 30;
 const FIELDS = [["lock", "Lock", "billing/nightly"], ["owner", "Owner", "worker-1"], ["token", "Token", "42"]];
 const TIMES = [["", "any time"], ["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
 const CAUSES = ["", "released", "expired", "revoked", "held_too_long", "cluster_recovered"];
@@ -27,8 +30,9 @@ export default function audit({ main, query, setQuery, signal }) {
     show(place, h("p", { class: "weak" }, "Searching…"));
     save.hidden = true;
     try {
-      rows = await ask(Object.fromEntries(new FormData(form)), signal);
-      show(place, list(rows));
+      const found = await ask(Object.fromEntries(new FormData(form)), signal);
+      rows = found.rows;
+      show(place, list(found));
       save.hidden = !rows.length;
     } catch (error) {
       if (!signal.aborted) show(place, refused(error));
@@ -37,20 +41,21 @@ export default function audit({ main, query, setQuery, signal }) {
   search();
 }
 
-/** The rows that were found: JSON, one row for each line or event. */
+/** Reads the trail from its beginning, and keeps the last of what was found: { rows, gaps, more }. */
 async function ask({ lock, owner, token, since, cause }, signal) {
   const from = since ? Date.now() - Number(since) * 1000 : "";
-  const found = [];
-  const params = { lock, owner, token, cause, since_unix_ms: from, limit: MOST };
-  for await (const some of lines("/v1/audit", params, signal, "text/event-stream")) {
-    for (const line of some) {
-      const text = line.replace(/^data: /, "");
-      if (!text.startsWith("{")) continue;
-      const row = JSON.parse(text);
-      found.push(row.grant ?? row);
-      if (found.length >= MOST) return found;
-    }
+  const found = { rows: [], gaps: new Map(), isCut: false, more: false };
+  let after = "";
+  for (let page = 0; page < PAGES; page += 1) {
+    const told = await get("/v1/audit", { lock_name: lock, owner_id: owner, fencing_token: token, since_unix_ms: from, cause, after, page_size: PAGE }, signal);
+    for (const gap of told.gaps) found.gaps.set(`${gap.afterRevision}-${gap.throughRevision}`, gap);
+    found.rows.push(...told.grants);
+    if (found.rows.length > MOST) [found.rows, found.isCut] = [found.rows.slice(-MOST), true];
+    found.more = told.more;
+    if (!told.more) break;
+    after = told.through;
   }
+  found.rows.reverse();
   return found;
 }
 
@@ -61,15 +66,15 @@ function refused(error) {
   return empty("The audit trail cannot be read now.", `${error.message}. Search again in a moment.`);
 }
 
-function list(rows) {
-  if (!rows.length) return empty("Nothing was found.", "The trail has grants that have ended. Search with less, or further back.");
+function list({ rows, gaps, isCut, more }) {
+  const holes = [...gaps.values()].map((gap) => h("li", null, `What ended in the revisions ${Number(gap.afterRevision) + 1} to ${gap.throughRevision} is not known (${gap.cause}).`));
+  const missing = holes.length ? h("ul", { class: "weak" }, holes) : null;
+  if (!rows.length) return h("div", null, empty("Nothing was found.", "The trail has grants that have ended. Search with less, or further back."), missing);
   const time = (ms) => (Number(ms) ? h("time", { title: exactTime(Number(ms)) }, exactTime(Number(ms))) : "?");
-  const cells = rows.map((row) => [lockLink(row.lockName), row.fencingToken, ownerLink(row.ownerId), time(row.grantedUnixMs), Number(row.endedUnixMs) ? span(row.endedUnixMs - row.grantedUnixMs) : "?", badge(KINDS[word(row.cause)] ?? "calm", word(row.cause).replaceAll("_", " ")), row.detail ?? ""]);
-  const more = rows.length >= MOST ? `The first ${MOST}: search for less to see all.` : plural(rows.length, "row");
-  return h("div", null, table("Grants that ended", ["Lock", ["Token", "number"], "Owner", "Granted", "Held for", "Ended by", "Detail"], cells), h("p", { class: "weak" }, more));
+  const cells = rows.map((row) => [lockLink(row.lockName), row.fencingToken, ownerLink(row.ownerId), time(row.grantedUnixMs), Number(row.endedUnixMs) && Number(row.grantedUnixMs) ? span(row.endedUnixMs - row.grantedUnixMs) : "?", badge(KINDS[row.cause] ?? "calm", row.cause.replaceAll("_", " ")), row.perhapsUncommitted ? `perhaps never committed. ${row.detail}` : row.detail]);
+  const which = more ? "There is much more: search for less." : isCut ? `The last ${MOST}.` : plural(rows.length, "row");
+  return h("div", null, table("Grants that ended", ["Lock", ["Token", "number"], "Owner", "Granted", "Held for", "Ended by", "Detail"], cells), h("p", { class: "weak" }, which), missing);
 }
-
-const word = (cause) => String(cause ?? "").toLowerCase();
 
 /** The rows as a file. A cell that a spreadsheet would take for a formula gets a mark in front. */
 function download(rows) {

@@ -6,7 +6,10 @@ import { badge, clockTime, copyButton, empty, exactTime, h, leaseLink, name, own
 const STORY = 30;
 const READ_MS = 2000;
 
-const CAUSES = { RELEASED: ["calm", "released"], EXPIRED: ["bad", "lease ran out"], REVOKED: ["bad", "revoked"] };
+const CAUSES = {
+  RELEASED: ["calm", "released"], EXPIRED: ["bad", "lease ran out"], REVOKED: ["bad", "revoked"],
+  HELD_TOO_LONG: ["warn", "held too long"], CLUSTER_RECOVERED: ["warn", "cluster recovered"],
+};
 
 export default function lock({ main, subject, signal }) {
   const now = h("section", { "aria-label": "Now" });
@@ -77,7 +80,7 @@ export default function lock({ main, subject, signal }) {
     }
   }
 
-  explain(told, subject, signal);
+  explain(told, grants, subject, signal).then(() => signal.aborted || show(story, tell(grants, false)));
   read();
   watch();
   const timer = setInterval(() => document.hidden || read(), READ_MS);
@@ -95,6 +98,7 @@ function crumbs(subject) {
 
 function refused(error) {
   if (error.isRefusal) return empty("You may not see this lock.", error.message);
+  if (error.status === 401) return empty("Log in to see this lock.", "The button is at the top of the page.");
   if (error.status === 400) return empty("No lock can be called that.", error.message);
   return empty("This cannot be told now.", `${error.message}. It is tried again by itself.`);
 }
@@ -131,8 +135,9 @@ function waiting(lock) {
 function note(grants, event) {
   const token = event.fencingToken;
   if (event.type === "ACQUIRED") {
-    grants.set(token, { token, owner: event.owner, lease: event.leaseId, from: Number(event.atUnixMs), value: event.value });
-    if (grants.size > STORY) grants.delete(grants.keys().next().value);
+    const known = grants.get(token);
+    if (!known) grants.set(token, { token, owner: event.owner, lease: event.leaseId, from: Number(event.atUnixMs), value: event.value });
+    if (grants.size > STORY * 2) grants.delete(grants.keys().next().value);
   } else if (event.type in CAUSES) {
     const grant = grants.get(token);
     if (grant) Object.assign(grant, { to: Number(event.atUnixMs), cause: event.type, actor: event.actor });
@@ -143,7 +148,7 @@ function note(grants, event) {
 function tell(grants, isWhole) {
   const before = isWhole ? "Before that there was nothing." : "What was before that, this node does not remember. The audit view may.";
   if (!grants.size) return h("p", { class: "weak" }, isWhole ? "Nobody has ever held it." : "Nobody has held it for as long as this node remembers.");
-  const items = [...grants.values()].reverse().map((grant) => h("li", { class: grant.to ? "" : "now" },
+  const items = [...grants.values()].sort((a, b) => Number(b.token) - Number(a.token)).slice(0, STORY).map((grant) => h("li", { class: grant.to ? "" : "now" },
     h("span", { class: "when" }, h("time", { title: exactTime(grant.from) }, grant.from ? clockTime(grant.from) : "?")),
     h("span", null, ownerLink(grant.owner), " with token ", h("b", { class: "number" }, grant.token), " and lease ", leaseLink(grant.lease)),
     h("span", { class: "end" }, ending(grant))));
@@ -152,18 +157,23 @@ function tell(grants, isWhole) {
 
 function ending(grant) {
   if (!grant.cause) return [badge("good", "holds it"), " for ", since(grant.from)];
-  const [kind, word] = CAUSES[grant.cause];
+  const [kind, word] = CAUSES[grant.cause] ?? ["calm", grant.cause.toLowerCase()];
   const by = grant.actor && grant.actor !== grant.owner ? [" by ", name(grant.actor)] : [];
   return [badge(kind, word), by, grant.from && grant.to ? ` after ${span(grant.to - grant.from)}` : ""];
 }
 
-/** What the audit trail says of it in sentences, if there is one. */
-async function explain(place, subject, signal) {
+/** What the audit trail knows of it, if there is one: what stands out, and grants that the node has forgotten. */
+async function explain(place, grants, subject, signal) {
+  let told;
   try {
-    const told = await get("/v1/explain", { name: subject }, signal);
-    const odd = [told.odd ?? told.sentences ?? told.remarks ?? []].flat().filter((text) => typeof text === "string" && text);
-    if (odd.length) show(place, h("h2", null, "What stands out"), h("ul", null, odd.map((text) => h("li", null, text))));
+    told = await get("/v1/explain", { name: subject }, signal);
   } catch {
-    // Without a trail, or without the permission, the story below is what there is.
+    // Without a trail, or without the permission, the story of the watch is what there is.
+    return;
   }
+  for (const { fencingToken: token, ownerId, leaseId, grantedUnixMs, endedUnixMs, cause, actor } of told.grants) {
+    const known = { token, owner: ownerId, lease: leaseId, from: Number(grantedUnixMs), to: Number(endedUnixMs), cause: cause.toUpperCase(), actor };
+    if (cause) grants.set(token, known);
+  }
+  if (told.oddities.length) show(place, h("h2", null, "What stands out"), h("ul", null, told.oddities.map((text) => h("li", null, text))));
 }

@@ -3,8 +3,8 @@
 import { post, remove } from "../api.js";
 import { ask, cluster, follow, quorum } from "../cluster.js";
 import { confirm } from "../dialogs.js";
-import { bytes, empty, h, latency, name, short, show } from "../dom.js";
-import { disk, lag, lastAnswer, role } from "./overview.js";
+import { bytes, h, latency, name, short, show } from "../dom.js";
+import { disk, lag, lastAnswer, refused, role } from "./overview.js";
 
 export default function nodes({ main }) {
   const place = h("section", { "aria-label": "Nodes" });
@@ -12,7 +12,7 @@ export default function nodes({ main }) {
   show(place, h("p", { class: "weak" }, "Asking the nodes…"));
   return follow(() => {
     const { status, error } = cluster;
-    if (error?.isRefusal) show(place, empty("You may not see the nodes.", error.message));
+    if (error?.isRefusal || error?.status === 401) show(place, refused(error, "the nodes"));
     if (status && !error) show(place, ...content(status));
   });
 }

@@ -2,7 +2,7 @@
 
 import { events, pause } from "../api.js";
 import { cluster, follow, problems } from "../cluster.js";
-import { badge, bytes, h, latency, lockLink, name, ownerLink, plural, rate, setText, short, show, since, svg } from "../dom.js";
+import { badge, bytes, empty, h, latency, lockLink, name, ownerLink, plural, rate, setText, short, show, since, svg } from "../dom.js";
 
 const NEWEST = 12;
 const WIDTH = 120;
@@ -25,13 +25,21 @@ export default function overview({ main, signal }) {
   watch(news, signal);
   return follow(() => {
     const { status, error } = cluster;
-    if (error?.isRefusal) show(health, h("p", { class: "problem" }, `You may not see how the cluster is: ${error.message}`));
+    if (error?.isRefusal || error?.status === 401) {
+      show(health, refused(error, "how the cluster is"));
+      show(nodes);
+    }
     if (!status || error) return;
     showHealth(health, status);
     numbers(status);
     showNodes(nodes, status);
   });
 }
+
+/** What stands where one may not look. */
+export const refused = (error, what) => (error.isRefusal
+  ? empty(`You may not see ${what}.`, error.message)
+  : empty(`Log in to see ${what}.`, "The button is at the top of the page."));
 
 function showHealth(health, status) {
   const found = problems(status);
@@ -130,6 +138,10 @@ async function watch(news, signal) {
       }
     } catch (error) {
       if (signal.aborted) return;
+      if (error.status === 401) {
+        show(news, h("li", { class: "weak" }, "Log in to see what happens."));
+        return;
+      }
       if (error.isRefusal) {
         show(news, h("li", { class: "weak" }, "You may not watch all locks. Look for those that you may see under Locks, by their prefix."));
         return;

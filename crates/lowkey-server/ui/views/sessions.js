@@ -56,6 +56,7 @@ export default function sessions({ main, query, setQuery, signal }) {
 
 function refused(error, what) {
   if (error.isRefusal) return empty(`You may not see ${what}.`, error.message);
+  if (error.status === 401) return empty(`Log in to see ${what}.`, "The button is at the top of the page.");
   if (error.status === 404) return empty("This lease is over.", "Its client ended it, or it was not renewed in time. ", h("a", { href: "#/sessions" }, "All sessions"));
   if (error.status === 400) return empty("There can be none of that name.", error.message);
   return empty("This cannot be told now.", `${error.message}. It is tried again by itself.`);
