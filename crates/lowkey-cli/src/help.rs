@@ -335,7 +335,7 @@ const HELP: &[Help] = &[
     },
     Help {
         command: "dev",
-        examples: &["lowkey dev", "lowkey dev --secure"],
+        examples: &["lowkey dev", "lowkey dev --demo", "lowkey dev --secure"],
         commands: "server",
         page: "docs/start/five-minutes.md",
     },

@@ -175,6 +175,13 @@ macro_rules! calls {
                     http: { GET "/v1/status" "" }
                     session: {}
                 }
+                // Tells how every node is. The others are asked with REPORT.
+                GetClusterStatus(v1::GetClusterStatusRequest) -> v1::GetClusterStatusResponse {
+                    node: { changes: false, place: Root, needs: somebody }
+                    grpc: { get_cluster_status }
+                    http: { GET "/v1/cluster/status" "" }
+                    session: {}
+                }
                 // Registers a node.
                 AddPeer(v1::AddPeerRequest) -> v1::AddPeerResponse {
                     node: { number: 7, changes: true, place: Root, needs: admin, id: request_id }
@@ -498,6 +505,10 @@ macro_rules! answered_by {
 }
 
 calls!(declare);
+
+/// The number of what a node asks every other one, the leader or not, in order to answer `GetClusterStatus`: how
+/// it is. It is in no row: its request is empty, and no replica is asked.
+pub(crate) const REPORT: u32 = 50;
 
 #[cfg(test)]
 mod tests {

@@ -12,10 +12,12 @@
 //! which keeps its place in the queue (R10). A caller that goes away is dropped where it waits, and every
 //! component that keeps something for it is told.
 //!
+//! - `gathering.rs`: how all nodes are
 //! - `renewing.rs`: renewals that arrived together
 //! - `status.rs`: what this node knows without asking another node
 //! - `watching.rs`: watches and observers
 
+mod gathering;
 mod renewing;
 mod status;
 mod watching;
@@ -33,7 +35,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::access::Permitted;
-use crate::call::calls;
+use crate::call::{REPORT, calls};
 use crate::edge::stopped;
 use crate::host::clock::Clock;
 use crate::lane::inbox::{Event, Inbox};
@@ -243,6 +245,8 @@ impl Service {
                 }
             )* })*) => {
                 match operation {
+                    // Of this node itself, in any state.
+                    REPORT => Outcome::Response(self.report().encode_to_vec()),
                     $($($( $number => self.answer::<$Request>(lane, request, caller).await, )?)*)*
                     _ => refusal(ApiError::new(
                         Reason::Internal,
