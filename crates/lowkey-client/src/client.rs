@@ -21,6 +21,7 @@ use crate::clock::now_nanos;
 use crate::elect::Elect;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::event::{ClientEvent, Hook};
 use crate::keeper::{Keeper, Presence};
 use crate::link::{Link, LinkState, deadline_in};
 use crate::random::{self, Backoff};
@@ -61,6 +62,7 @@ pub(crate) struct Inner {
     pub(crate) call_timeout: Duration,
     sessions: Mutex<HashMap<u64, Weak<Shared>>>,
     pub(crate) watch_connections: WatchConnections,
+    pub(crate) hook: Hook,
     pub(crate) engine: Engine,
 }
 
@@ -88,6 +90,7 @@ pub struct ClientBuilder {
     cluster_id: Option<String>,
     tls: Tls,
     token_file: Option<PathBuf>,
+    hook: Hook,
 }
 
 impl ClientBuilder {
@@ -141,6 +144,31 @@ impl ClientBuilder {
         self
     }
 
+    /// A hook for metrics: it is told what the client does and notices. It is called where that happens, also
+    /// on the thread that renews leases, so it must not block: count, and return.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), lowkey_client::Error> {
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    ///
+    /// use lowkey_client::{Client, ClientEvent};
+    ///
+    /// static LOST: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let client = Client::builder(["http://127.0.0.1:9000"]).on_event(|event| {
+    ///     if let ClientEvent::SessionLost { .. } | ClientEvent::LockLost { .. } = event {
+    ///         LOST.fetch_add(1, Ordering::Relaxed);
+    ///     }
+    /// });
+    /// let client = client.connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_event(mut self, hook: impl Fn(&ClientEvent<'_>) + Send + Sync + 'static) -> Self {
+        self.hook = Hook::new(hook);
+        self
+    }
+
     /// Connects. Fails if no node answers in time.
     pub async fn connect(self) -> Result<Client, Error> {
         if self.endpoints.is_empty() {
@@ -151,8 +179,9 @@ impl ClientBuilder {
         let local_owner = self.local_owner.unwrap_or_else(default_owner);
         let dialer = Dialer::new(self.tls, self.token_file.map(TokenFile::read).transpose()?);
         dialer.check_all(&self.endpoints).await?;
-        let (link, lease_news, link_task) = Link::new(self.endpoints, self.cluster_id, dialer.clone());
-        let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news);
+        let (link, lease_news, link_task) =
+            Link::new(self.endpoints, self.cluster_id, dialer.clone(), self.hook.clone());
+        let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news, self.hook.clone());
         let engine = Engine::start(move || async move {
             tokio::spawn(keeper_task);
             // The keeper uses the link, so the link must end last.
@@ -165,6 +194,7 @@ impl ClientBuilder {
             call_timeout: self.call_timeout,
             sessions: Mutex::default(),
             watch_connections: WatchConnections::new(dialer),
+            hook: self.hook,
             engine,
         };
         let mut state = inner.link.state();
@@ -224,6 +254,7 @@ impl Client {
             cluster_id: None,
             tls: Tls::new(),
             token_file: None,
+            hook: Hook::default(),
         }
     }
 
@@ -264,7 +295,7 @@ impl Client {
         ));
         let mut made = is_made.await.map_err(|_| Error::unavailable("the client has ended", true))??;
         let until = valid_until(first_sent, made.ttl_seconds);
-        let presence = Presence::new(made.lease_id, made.ttl_seconds, until);
+        let presence = Presence::new(made.lease_id, made.ttl_seconds, until, self.inner.hook.clone());
         made.revoke = None;
         Ok(Session::new(Arc::clone(&self.inner), presence))
     }

@@ -7,8 +7,8 @@
 use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
 use crate::name::{
-    InvitationHash, KeyHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket,
-    Token, Ttl, Value,
+    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value,
 };
 
 /// One change of the replicated state.
@@ -55,6 +55,8 @@ pub enum Command {
         value: Value,
         /// Get in line if it is not free. How long is the leader's to count, not the state's.
         wait: bool,
+        /// For how long it is held at most. The leader counts that from the grant.
+        max_hold: Option<MaxHold>,
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
         /// The operation's id.
@@ -110,6 +112,16 @@ pub enum Command {
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
     },
+    /// R4: ends grants that were held for as long as they may be, as decided by the leader of `decided_term`. Takes effect
+    /// only if the entry itself is of that term. Their leases live on.
+    EndHolds {
+        /// The grants to end.
+        holds: Vec<HoldRef>,
+        /// The term in which the leader decided so.
+        decided_term: u64,
+        /// The proposer's wall clock, for display only.
+        since_unix_ms: u64,
+    },
     /// Registers a node, or renews what is known of one that is registered under the same identity. A node
     /// that is expected under this name, and has no identity yet, is who comes.
     AddMember {
@@ -160,6 +172,7 @@ macro_rules! since_of {
             | Self::SetValue { since_unix_ms, .. }
             | Self::CancelWait { since_unix_ms, .. }
             | Self::Expire { since_unix_ms, .. }
+            | Self::EndHolds { since_unix_ms, .. }
             | Self::Invite { since_unix_ms, .. } => Some(since_unix_ms),
             Self::CreateLease { .. }
             | Self::AddMember { .. }
@@ -198,6 +211,7 @@ impl Command {
             | Self::Release { .. }
             | Self::CancelWait { .. }
             | Self::Expire { .. }
+            | Self::EndHolds { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine => false,
@@ -218,6 +232,7 @@ impl Command {
             Self::CreateLease { .. }
             | Self::CancelWait { .. }
             | Self::Expire { .. }
+            | Self::EndHolds { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
@@ -277,6 +292,17 @@ impl AcquireWith {
             Self::NewLease(_) => None,
         }
     }
+}
+
+/// One grant: found by its lock and lease, and by its token never mistaken for a later one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldRef {
+    /// The lock.
+    pub lock: LockName,
+    /// The lease that holds it.
+    pub lease: LeaseId,
+    /// The grant's token.
+    pub token: Token,
 }
 
 /// How a release names the grant that it ends.
@@ -371,6 +397,12 @@ pub enum Reply {
         /// How many: 0 if the entry was of another term than the decision.
         count: u64,
     },
+    /// Grants were ended because they were held for as long as they may be.
+    HoldsEnded {
+        /// How many: those that were over before are not counted, and 0 if the entry was of another term than the
+        /// decision.
+        count: u64,
+    },
     /// A node is registered.
     MemberAdded {
         /// Its id in the group.
@@ -412,7 +444,8 @@ pub enum Refusal {
         /// Who is in the way.
         in_the_way: InTheWay,
     },
-    /// The lease holds this name, or waits for it, in another mode or scope.
+    /// The lease holds this name, or waits for it, in another mode or scope; or one of the two has a limit of how long it
+    /// is held. Such a grant is given once: who was given it again would count its time from the wrong moment.
     AlreadyHeld {
         /// The lock that was asked for.
         lock: LockName,
@@ -422,6 +455,8 @@ pub enum Refusal {
         mode: Mode,
         /// What it covers, or is to.
         scope: Scope,
+        /// For how long it is held at most, or is to be.
+        max_hold: Option<MaxHold>,
     },
     /// The lock has as many waiters as a lock may.
     TooManyWaiters {
@@ -529,6 +564,8 @@ pub struct Holder {
     pub value: Value,
     /// The proposer's wall clock when it was granted, for display only.
     pub since_unix_ms: u64,
+    /// For how long it is held at most.
+    pub max_hold: Option<MaxHold>,
 }
 
 /// Who waits for a lock, as told to others.
@@ -569,6 +606,18 @@ pub enum Event {
     LeaseEnded {
         /// Which.
         lease: LeaseId,
+    },
+    /// The time of a grant begins that has a limit of its own.
+    HoldStarted {
+        /// Which.
+        hold: HoldRef,
+        /// The limit.
+        max_hold: MaxHold,
+    },
+    /// A grant that had a limit of its own is over, in whatever way.
+    HoldEnded {
+        /// Its token.
+        token: Token,
     },
     /// A lock changed hands, or its queue did: what watchers are told.
     Changed(Change),
@@ -632,6 +681,8 @@ pub enum Cause {
     Revoked,
     /// The holder's lease ran out.
     Expired,
+    /// It was held for as long as it may be, and its lease lives on.
+    HeldTooLong,
 }
 
 /// How a wait ended.

@@ -14,7 +14,7 @@ use crate::command::{NodeInfo, Reply};
 use crate::encoding::{encode_mode, encode_scope};
 use crate::holders::Grant;
 use crate::invitation::Invitation;
-use crate::name::{InvitationHash, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket};
+use crate::name::{InvitationHash, LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket};
 use crate::recent::Remembered;
 use crate::state::{Lease, Wait};
 
@@ -61,21 +61,25 @@ impl DigestPart<'_> {
                 mix.digest(requests.digest());
             }
             Self::Grant(name, grant) => {
-                let Grant { lease, token, mode, scope, value, revision, since_unix_ms, request } = grant;
+                let Grant { lease, token, mode, scope, value, revision, since_unix_ms, request, max_hold } =
+                    grant;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[2, lease.0, token.0, mode.into(), scope.into(), *revision, *since_unix_ms]);
                 mix.text(name.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
+                mix.limit(*max_hold);
             }
             Self::Wait(ticket, wait) => {
-                let Wait { lock, lease, mode, scope, value, request, fingerprint, makes_lease } = wait;
+                let Wait { lock, lease, mode, scope, value, request, fingerprint, makes_lease, max_hold } =
+                    wait;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[3, ticket.0, lease.0, mode.into(), scope.into()]);
                 mix.numbers(&[*fingerprint, u64::from(*makes_lease)]);
                 mix.text(lock.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
+                mix.limit(*max_hold);
             }
             Self::Member(id, node) => {
                 let NodeInfo {
@@ -162,6 +166,13 @@ impl Mix {
         self.bytes(text.as_bytes());
     }
 
+    /// Nothing where there is none: a node of before, which knows of no limits, comes to the same.
+    fn limit(&mut self, max_hold: Option<MaxHold>) {
+        if let Some(max_hold) = max_hold {
+            self.number(max_hold.seconds().into());
+        }
+    }
+
     fn reply(&mut self, reply: &Reply) {
         match reply {
             Reply::LeaseCreated { lease, ttl } => {
@@ -177,6 +188,7 @@ impl Mix {
             Reply::Waiting { .. }
             | Reply::WaitsCancelled { .. }
             | Reply::Expired { .. }
+            | Reply::HoldsEnded { .. }
             | Reply::MemberAdded { .. }
             | Reply::MemberRemoved { .. }
             | Reply::QuarantineEnded

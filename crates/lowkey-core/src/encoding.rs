@@ -10,12 +10,12 @@ use prost::Message as _;
 
 use crate::access::{ACCESS_KINDS, AccessChange, AccessKind, AccessProto};
 use crate::claim::{Mode, Scope};
-use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
+use crate::command::{AcquireWith, Command, GrantRef, HoldRef, NodeInfo, Requester};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
 use crate::limits::INVITATION_SECONDS_MAX;
 use crate::name::{
-    Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId,
-    RequestId, Ticket, Token, Ttl, Value,
+    Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
 
 /// The version of the command set that this build understands. Raised with every new kind.
@@ -23,7 +23,7 @@ use crate::name::{
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
-/// with invitations. 7: who may do what.
+/// with invitations. 7: who may do what; grants that last for a limited time.
 pub const COMMAND_VERSION: u32 = 7;
 
 impl Command {
@@ -32,6 +32,8 @@ impl Command {
     pub fn version(&self) -> u32 {
         match self {
             Self::Access(_) => 7,
+            // A limit is never left out: who asked for it counts on it.
+            Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
             Self::AddMember { invitation: Some(_), .. } | Self::Invite { .. } => 6,
             Self::AddMember { node, .. } | Self::UpdateMember { node, .. } if node.key_hash.is_some() => 6,
             Self::Release { grant: GrantRef::GivenUp(..), .. }
@@ -90,7 +92,10 @@ const HEAD_BYTES_MAX: usize = 11;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31")]
+    #[prost(
+        oneof = "Kind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32"
+    )]
     kind: Option<Kind>,
 }
 
@@ -136,6 +141,8 @@ enum Kind {
     Revoke(AccessProto),
     #[prost(message, tag = "31")]
     Require(AccessProto),
+    #[prost(message, tag = "32")]
+    EndHolds(EndHoldsProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -186,6 +193,9 @@ struct AcquireProto {
     value: String,
     #[prost(bool, tag = "10")]
     wait: bool,
+    /// 0 for no limit.
+    #[prost(uint32, tag = "24")]
+    max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -251,6 +261,26 @@ struct ExpireProto {
     decided_term: u64,
     #[prost(uint64, tag = "3")]
     since_unix_ms: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct EndHoldsProto {
+    #[prost(message, repeated, tag = "1")]
+    holds: Vec<HoldProto>,
+    #[prost(uint64, tag = "2")]
+    decided_term: u64,
+    #[prost(uint64, tag = "3")]
+    since_unix_ms: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HoldProto {
+    #[prost(string, tag = "1")]
+    lock: String,
+    #[prost(uint64, tag = "2")]
+    lease: u64,
+    #[prost(uint64, tag = "3")]
+    token: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -352,6 +382,7 @@ impl Command {
             Self::EndQuarantine => 12,
             Self::Invite { .. } => 20,
             Self::Access(change) => change.number(),
+            Self::EndHolds { .. } => 32,
         }
     }
 
@@ -385,6 +416,7 @@ impl Command {
                 scope: decode_scope(proto.scope)?,
                 value: Value::parse(&proto.value)?,
                 wait: proto.wait,
+                max_hold: MaxHold::parse(proto.max_hold_seconds.into())?,
                 since_unix_ms: proto.since_unix_ms,
                 request: RequestId::parse(&proto.request)?,
             },
@@ -428,6 +460,16 @@ impl Command {
                 decided_term: proto.decided_term,
                 since_unix_ms: proto.since_unix_ms,
             },
+            Kind::EndHolds(proto) => {
+                let hold = |hold: HoldProto| {
+                    let HoldProto { lock, lease, token } = hold;
+                    let lock = LockName::parse(&lock)?;
+                    Ok::<_, Invalid>(HoldRef { lock, lease: LeaseId(lease), token: Token(token) })
+                };
+                let EndHoldsProto { holds, decided_term, since_unix_ms } = proto;
+                let holds = holds.into_iter().map(hold).collect::<Result<_, _>>()?;
+                Self::EndHolds { holds, decided_term, since_unix_ms }
+            }
             Kind::AddMember(proto) => {
                 let invitation = decode_hash(&proto.invitation)?.map(InvitationHash);
                 if invitation.is_some() && proto.identity.is_empty() {
@@ -502,7 +544,18 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(4, since(since_unix_ms));
                 fields.text(5, actor(by));
             }
-            Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, request } => {
+            Command::Acquire {
+                lock,
+                owner,
+                with,
+                mode,
+                scope,
+                value,
+                wait,
+                max_hold,
+                since_unix_ms,
+                request,
+            } => {
                 let (lease, ttl) = match with {
                     AcquireWith::Lease(lease) => (lease.0, 0),
                     AcquireWith::NewLease(ttl) => (0, ttl.seconds()),
@@ -517,6 +570,7 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(8, encode_scope(*scope).into());
                 fields.text(9, value.as_str());
                 fields.number(10, (*wait && !self.as_asked_first).into());
+                fields.number(24, max_hold_seconds(*max_hold).into());
             }
             Command::Release { lock, grant, token, actor: by, since_unix_ms, request } => {
                 let is_final = matches!(grant, GrantRef::GivenUp(..));
@@ -557,6 +611,11 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, *decided_term);
                 fields.number(3, *since_unix_ms);
             }
+            Command::EndHolds { holds, decided_term, since_unix_ms } => {
+                holds.iter().for_each(|hold| fields.message(1, hold));
+                fields.number(2, *decided_term);
+                fields.number(3, *since_unix_ms);
+            }
             Command::AddMember { node, invitation } => {
                 node.write(fields);
                 fields.bytes(21, invitation.as_ref().map_or(&[], |hash| &hash.0));
@@ -577,6 +636,14 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(3, *since_unix_ms);
             }
         }
+    }
+}
+
+impl MessagePart for HoldRef {
+    fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
+        fields.text(1, self.lock.as_str());
+        fields.number(2, self.lease.0);
+        fields.number(3, self.token.0);
     }
 }
 

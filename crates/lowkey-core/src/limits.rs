@@ -19,6 +19,11 @@ pub const TTL_SECONDS_MIN: i64 = 1;
 pub const TTL_SECONDS_MAX: i64 = 600;
 /// Longest wait for a lock: 24 hours.
 pub const WAIT_MS_MAX: i64 = 86_400_000;
+/// Shortest limit of how long a grant may last, where it has one.
+pub const MAX_HOLD_SECONDS_MIN: i64 = 1;
+/// Longest limit of how long a grant may last: a week. It ends what hangs, so it must not be shorter than the longest
+/// job that works.
+pub const MAX_HOLD_SECONDS_MAX: i64 = 604_800;
 /// Longest value that travels with a grant, in bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Largest request that any port accepts, in bytes.
@@ -60,6 +65,8 @@ pub const REQUESTS_PER_LEASE_KEPT: usize = 256;
 pub const LEASE_REQUESTS_KEPT: usize = 100_000;
 /// Leases that one `Expire` entry may name, so that no log entry grows without bound.
 pub const LEASES_PER_EXPIRE_MAX: usize = 4096;
+/// Grants that one `EndHolds` entry may name. Each comes with its lock's name, so that an entry has 140 KB at most.
+pub const HOLDS_PER_END_MAX: usize = 256;
 /// Changes that a node remembers for watches to resume from. Each node has its own memory of them:
 /// this one decides nothing.
 pub const HISTORY_EVENTS_MAX: usize = 100_000;

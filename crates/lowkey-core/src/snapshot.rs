@@ -22,24 +22,25 @@ use crate::invitation::Invitation;
 use crate::limits::{INVITATIONS_MAX, LEASE_REQUESTS_KEPT, PRINCIPALS_MAX, REQUESTS_PER_LEASE_KEPT};
 use crate::mutants;
 use crate::name::{
-    ClusterId, Invalid, InvitationHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId,
-    RequestId, Ticket, Token, Ttl, Value,
+    ClusterId, Invalid, InvitationHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName,
+    OwnerId, RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
 use crate::recent::Remembered;
-use crate::state::{Lease, State, Wait};
+use crate::state::{Claimed, Lease, State, Wait};
 
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations. 5: who may do what.
+/// of nodes, and invitations. 5: who may do what; grants that last for a limited time.
 pub const SNAPSHOT_VERSION: u32 = 5;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
-/// keys and invitations would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
+/// keys, invitations and limits would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
 /// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
-    if !state.access().is_empty() {
-        5
+    let has_limits = !state.limited.is_empty() || state.waits.values().any(|wait| wait.max_hold.is_some());
+    if has_limits || !state.access().is_empty() {
+        SNAPSHOT_VERSION
     } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
         4
     } else if state.quarantine {
@@ -193,6 +194,9 @@ struct LockProto {
     scope: u32,
     #[prost(string, tag = "9")]
     value: String,
+    /// 0 for no limit.
+    #[prost(uint32, tag = "24")]
+    max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -215,6 +219,9 @@ struct WaitProto {
     fingerprint: u64,
     #[prost(bool, tag = "9")]
     makes_lease: bool,
+    /// 0 for no limit.
+    #[prost(uint32, tag = "24")]
+    max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -465,6 +472,10 @@ impl State {
             revision: proto.revision,
             since_unix_ms: proto.since_unix_ms,
             request,
+            max_hold: match mutants::SNAPSHOT_WITHOUT_LIMITS.is_active() {
+                false => MaxHold::parse(proto.max_hold_seconds.into())?,
+                true => None,
+            },
         };
         self.paths.hold(&name, lease_id, grant.mode, grant.scope);
         // One stands for all who share it.
@@ -512,9 +523,10 @@ impl State {
             request,
             fingerprint: proto.fingerprint,
             makes_lease: proto.makes_lease,
+            max_hold: MaxHold::parse(proto.max_hold_seconds.into())?,
         };
-        if let Some((mode, scope)) = self.claimed(lease_id, &wait.lock)
-            && (mode, scope) != (wait.mode, wait.scope)
+        if let Some(own) = self.claimed(lease_id, &wait.lock)
+            && !own.may_be_asked_for_again(Claimed::by(&wait))
         {
             let lock = wait.lock;
             return malformed(format!(
@@ -627,6 +639,7 @@ fn wait_proto(ticket: Ticket, wait: &Wait) -> WaitProto {
         request: wait.request.to_string(),
         fingerprint: wait.fingerprint,
         makes_lease: wait.makes_lease,
+        max_hold_seconds: max_hold_seconds(wait.max_hold),
     }
 }
 
@@ -641,6 +654,7 @@ fn lock_proto(name: &LockName, grant: &Grant) -> LockProto {
         mode: encode_mode(grant.mode),
         scope: encode_scope(grant.scope),
         value: grant.value.as_str().to_owned(),
+        max_hold_seconds: max_hold_seconds(grant.max_hold),
     }
 }
 
@@ -662,6 +676,7 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         Reply::Waiting { .. }
         | Reply::WaitsCancelled { .. }
         | Reply::Expired { .. }
+        | Reply::HoldsEnded { .. }
         | Reply::MemberAdded { .. }
         | Reply::MemberRemoved { .. }
         | Reply::QuarantineEnded

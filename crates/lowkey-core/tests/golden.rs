@@ -9,13 +9,14 @@
 //! - `create_lease OWNER ttl=SECONDS [request=ID]`
 //! - `revoke LEASE OWNER [request=ID]`
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [mode=shared] [scope=subtree] [value=TEXT] [wait=true]
-//!   [request=ID]`
+//!   [max_hold=SECONDS] [request=ID]`
 //! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
 //! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`; `give_up=ID` for a release that is
 //!   final; `actor=OWNER` for who asks
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
 //! - `expire LEASE… decided_term=TERM`
+//! - `end_hold LOCK lease=LEASE token=TOKEN decided_term=TERM`
 //! - `add_member NAME [identity=0..255] [host=HOST] [version=N] [key=0..255] [invitation=0..255]`; without an identity it
 //!   is expected
 //! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N] [key=0..255]`, `remove_member NAME
@@ -46,10 +47,10 @@ use std::path::Path;
 
 use lowkey_core::{
     AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
-    ClusterId, Command, Event, GrantPath, GrantRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId,
-    LockName, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, PrincipalName,
-    Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb,
-    Verbs, WaitEnd,
+    ClusterId, Command, Event, GrantPath, GrantRef, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash,
+    LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId,
+    PrincipalName, Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, TokenHash, TokenId,
+    Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -130,6 +131,8 @@ enum Entry {
         #[arg(key, optional)]
         wait: bool,
         #[arg(key, optional)]
+        max_hold: i64,
+        #[arg(key, optional)]
         since: u64,
         #[arg(key)]
         request: Option<String>,
@@ -174,6 +177,17 @@ enum Entry {
     Expire {
         #[arg(optional)]
         leases: Vec<u64>,
+        #[arg(key)]
+        decided_term: u64,
+        #[arg(key, optional)]
+        since: u64,
+    },
+    EndHold {
+        lock: String,
+        #[arg(key)]
+        lease: u64,
+        #[arg(key)]
+        token: u64,
         #[arg(key)]
         decided_term: u64,
         #[arg(key, optional)]
@@ -264,7 +278,7 @@ impl Entry {
                 since_unix_ms: since,
                 request: id(request)?,
             },
-            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, since, request } => {
+            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, max_hold, since, request } => {
                 Command::Acquire {
                     lock: LockName::parse(&lock)?,
                     owner: OwnerId::parse(&owner)?,
@@ -285,6 +299,7 @@ impl Entry {
                     },
                     value: Value::parse(&value)?,
                     wait,
+                    max_hold: MaxHold::parse(max_hold)?,
                     since_unix_ms: since,
                     request: id(request)?,
                 }
@@ -331,6 +346,15 @@ impl Entry {
             },
             Self::Expire { leases, decided_term, since } => Command::Expire {
                 leases: leases.into_iter().map(LeaseId).collect(),
+                decided_term,
+                since_unix_ms: since,
+            },
+            Self::EndHold { lock, lease, token, decided_term, since } => Command::EndHolds {
+                holds: vec![HoldRef {
+                    lock: LockName::parse(&lock)?,
+                    lease: LeaseId(lease),
+                    token: Token(token),
+                }],
                 decided_term,
                 since_unix_ms: since,
             },
@@ -517,6 +541,7 @@ impl Runner {
                 scope: Scope::default(),
                 value: Value::default(),
                 wait: false,
+                max_hold: None,
                 since_unix_ms: 0,
                 request: request("acquire", self.next_revision)?,
             };
@@ -576,6 +601,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::ValueSet { revision } => format!("value set at revision {revision}"),
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
+        Reply::HoldsEnded { count } => format!("{count} grants ended"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} removed"),
         Reply::QuarantineEnded => "no quarantine any more".into(),
@@ -591,8 +617,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::LockHeld { lock, in_the_way } => {
             format!("LOCK_HELD {lock}, {}", way_words(lock, in_the_way))
         }
-        Refusal::AlreadyHeld { lock, lease, mode, scope } => {
-            format!("ALREADY_HELD {lock}, by lease {lease}, as {mode:?} {scope:?}")
+        Refusal::AlreadyHeld { lock, lease, mode, scope, max_hold } => {
+            let limit = limit_words(*max_hold);
+            format!("ALREADY_HELD {lock}, by lease {lease}, as {mode:?} {scope:?}{limit}")
         }
         Refusal::TooManyWaiters { lock } => format!("TOO_MANY_WAITERS {lock}"),
         Refusal::NotOwner { what } => format!("NOT_OWNER {what}"),
@@ -640,6 +667,10 @@ fn way_words(asked: &LockName, way: &InTheWay) -> String {
     words
 }
 
+fn limit_words(max_hold: Option<MaxHold>) -> String {
+    max_hold.map(|max_hold| format!(", for {} s at most", max_hold.seconds())).unwrap_or_default()
+}
+
 /// What is not as it mostly is: exclusive, on the name alone, and with no value.
 fn claim_words(mode: Mode, scope: Scope, value: &Value) -> String {
     let mut words = String::new();
@@ -661,6 +692,10 @@ fn event_words(event: &Event) -> String {
             format!("event: lease {lease} started, ttl {} s", ttl.seconds())
         }
         Event::LeaseEnded { lease } => format!("event: lease {lease} ended"),
+        Event::HoldStarted { hold, max_hold } => {
+            format!("event: the time of token {} started{}", hold.token, limit_words(Some(*max_hold)))
+        }
+        Event::HoldEnded { token } => format!("event: the time of token {token} ended"),
         Event::Changed(change) => format!("event: {}", change_words(change)),
         Event::WaitEnded { ticket, end } => {
             let end = match end {
@@ -702,6 +737,7 @@ fn change_words(change: &Change) -> String {
                 Cause::Released => "released",
                 Cause::Revoked => "lease revoked",
                 Cause::Expired => "lease expired",
+                Cause::HeldTooLong => "held too long",
             };
             let actor = actor.as_ref().map(|actor| format!(" by {actor}")).unwrap_or_default();
             format!("{lock} freed, token {token}, {cause}{actor}")
@@ -739,19 +775,21 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
     for (name, grant) in state.grants() {
         writeln!(
             output,
-            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}{}",
+            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}{}{}",
             grant.lease,
             grant.token,
             grant.revision,
             grant.since_unix_ms,
             grant.request,
-            claim_words(grant.mode, grant.scope, &grant.value)
+            claim_words(grant.mode, grant.scope, &grant.value),
+            limit_words(grant.max_hold)
         )?;
     }
     for wait in &wire.waits {
         let mode = if wait.mode == 1 { Mode::Shared } else { Mode::Exclusive };
         let scope = if wait.scope == 1 { Scope::Subtree } else { Scope::Name };
-        let claim = claim_words(mode, scope, &Value::parse(&wait.value)?);
+        let limit = limit_words(MaxHold::parse(wait.max_hold_seconds.into())?);
+        let claim = claim_words(mode, scope, &Value::parse(&wait.value)?) + &limit;
         writeln!(
             output,
             "wait {}: lock {}, lease {}, request {}{claim}",

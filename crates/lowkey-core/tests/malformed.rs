@@ -26,6 +26,7 @@ fn sound() -> StateWire {
         scope,
         value: Value::parse(&format!("value of {id}")).expect("a value"),
         wait: true,
+        max_hold: None,
         since_unix_ms: 5,
         request: request(id),
     };
@@ -86,15 +87,37 @@ fn the_format_is_as_written_down_in_the_tests() {
         [false, false, true]
     );
 
-    let LockWire { name, lease, token, revision, since_unix_ms, request, mode, scope, value } =
-        snapshot.locks[0].clone();
+    let LockWire {
+        name,
+        lease,
+        token,
+        revision,
+        since_unix_ms,
+        request,
+        mode,
+        scope,
+        value,
+        max_hold_seconds,
+    } = snapshot.locks[0].clone();
+    assert_eq!(max_hold_seconds, 0);
     assert_eq!((name.as_str(), lease, token), ("a", 1, 1));
     assert_eq!((revision, since_unix_ms, request.as_str()), (2, 5, "r2"));
     assert_eq!((mode, scope, value.as_str()), (0, 0, "value of r2"));
     assert_eq!((snapshot.locks[1].mode, snapshot.locks[1].scope), (1, 1));
 
-    let WaitWire { ticket, lock, lease, mode, scope, value, request, fingerprint: _, makes_lease } =
-        snapshot.waits[0].clone();
+    let WaitWire {
+        ticket,
+        lock,
+        lease,
+        mode,
+        scope,
+        value,
+        request,
+        fingerprint: _,
+        makes_lease,
+        max_hold_seconds,
+    } = snapshot.waits[0].clone();
+    assert_eq!(max_hold_seconds, 0);
     assert_eq!((ticket, lock.as_str(), lease), (6, "b/c", 1));
     assert_eq!((mode, scope, makes_lease), (0, 1, false));
     assert_eq!((value.as_str(), request.as_str()), ("value of r4", "r4"));

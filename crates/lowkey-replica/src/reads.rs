@@ -225,6 +225,7 @@ mod tests {
                 scope: Scope::Name,
                 value: Value::parse(&"v".repeat(4096)).unwrap(),
                 wait: false,
+                max_hold: None,
                 since_unix_ms: 0,
                 request: RequestId::parse(&format!("request-{index}")).unwrap(),
             };

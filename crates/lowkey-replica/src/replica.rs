@@ -206,6 +206,7 @@ impl Replica {
             lead.arm_some(now, &self.state);
             self.propose_patient(now);
             self.expire_due(now);
+            self.end_holds_due(now);
             self.cancel_due(now);
             self.end_quarantine_if_due(now);
             self.reconcile_members();

@@ -98,12 +98,14 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::RevokeLease { lease, owner, .. } => {
             format!("end lease {lease}, as its owner {owner} wishes")
         }
-        Command::Acquire { lock, owner, with, mode, scope, .. } => {
+        Command::Acquire { lock, owner, with, mode, scope, max_hold, .. } => {
             let lease = match with {
                 AcquireWith::Lease(lease) => format!("lease {lease}"),
                 AcquireWith::NewLease(ttl) => format!("a new lease of {} s", ttl.seconds()),
             };
-            format!("give {} to {owner}, with {lease}", claim_words(lock, *mode, *scope))
+            let limit = max_hold.map(|limit| format!(", for {} s at most", limit.seconds()));
+            let claim = claim_words(lock, *mode, *scope);
+            format!("give {claim} to {owner}, with {lease}{}", limit.unwrap_or_default())
         }
         Command::Release { lock, grant, token, .. } => {
             let with = match grant {
@@ -125,6 +127,10 @@ pub(crate) fn command_words(command: &Command) -> String {
         }
         Command::Expire { leases, decided_term, .. } => {
             format!("end {}, whose time ran out in term {decided_term}", leases_words(leases))
+        }
+        Command::EndHolds { holds, decided_term, .. } => {
+            let locks: Vec<&str> = holds.iter().map(|hold| hold.lock.as_str()).collect();
+            format!("take {}, held for as long as may be, says term {decided_term}", listed(&locks))
         }
         Command::AddMember { node, .. } => format!("let {} join", node.name),
         Command::UpdateMember { node, .. } => format!("note where {} is", node.name),
@@ -257,6 +263,8 @@ fn reply_words(reply: &Reply) -> String {
         Reply::GivenUp => "it is given up".to_owned(),
         Reply::Expired { count: 0 } => "nothing ended".to_owned(),
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
+        Reply::HoldsEnded { count: 0 } => "nothing ended".to_owned(),
+        Reply::HoldsEnded { count } => format!("{} ended", counted(*count as usize, "grant")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
         Reply::MemberRemoved { member } => format!("done, it was member {member}"),
         Reply::AccessChanged => "done, it is so".to_owned(),

@@ -195,6 +195,7 @@ const INVALID: &[(&str, &str)] = &[
     ("key_hash", "INVALID_KEY_HASH"),
     ("lease_id", "INVALID_LEASE_ID"),
     ("lock_name", "INVALID_LOCK_NAME"),
+    ("max_hold_seconds", "INVALID_MAX_HOLD_SECONDS"),
     ("member_id", "INVALID_MEMBER_ID"),
     ("mode", "INVALID_MODE"),
     ("name", "INVALID_NAME"),

@@ -69,6 +69,8 @@ pub(crate) struct LockWire {
     pub(crate) scope: u32,
     #[prost(string, tag = "9")]
     pub(crate) value: String,
+    #[prost(uint32, tag = "24")]
+    pub(crate) max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -91,6 +93,8 @@ pub(crate) struct WaitWire {
     pub(crate) fingerprint: u64,
     #[prost(bool, tag = "9")]
     pub(crate) makes_lease: bool,
+    #[prost(uint32, tag = "24")]
+    pub(crate) max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -26,6 +26,7 @@ impl Answer for CampaignRequest {
             value: asked.value,
             ttl_seconds: asked.ttl_seconds,
             request_id: asked.request_id,
+            max_hold_seconds: asked.max_hold_seconds,
             ..AcquireLockRequest::default()
         });
         let told = |granted: AcquireLockResponse| CampaignResponse {

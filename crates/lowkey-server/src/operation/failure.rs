@@ -207,12 +207,14 @@ fn refused(refusal: Refusal) -> ApiError {
             let error = ApiError::new(Reason::LockHeld, held(&lock, &in_the_way));
             tell_holder(error.with("lock_name", lock), in_the_way)
         }
-        Refusal::AlreadyHeld { lock, lease, mode, scope } => ApiError::new(
+        Refusal::AlreadyHeld { lock, lease, mode, scope, max_hold } => ApiError::new(
             Reason::AlreadyHeld,
             format!(
-                "lease {lease} holds lock {lock}, or waits for it, as {} {}; release that first, or ask for the same",
+                "lease {lease} holds lock {lock}, or waits for it, as {} {}{}; release that first, or ask for the same \
+                 (what is limited by max_hold_seconds is given to one request only)",
                 mode_word(mode),
-                scope_word(scope)
+                scope_word(scope),
+                max_hold.map(|limit| format!(", for {} s at most", limit.seconds())).unwrap_or_default()
             ),
         )
         .with("lock_name", lock)

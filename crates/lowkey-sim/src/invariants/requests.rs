@@ -38,6 +38,7 @@ impl Requests {
             | Command::SetValue { request, .. } => request,
             Command::CancelWait { .. }
             | Command::Expire { .. }
+            | Command::EndHolds { .. }
             | Command::AddMember { .. }
             | Command::UpdateMember { .. }
             | Command::RemoveMember { .. }

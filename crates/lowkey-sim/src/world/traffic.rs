@@ -336,6 +336,7 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::SetValue { request, .. } => Some(request.clone()),
         Command::CancelWait { .. }
         | Command::Expire { .. }
+        | Command::EndHolds { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }

@@ -61,6 +61,10 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::SetValue { lock, .. }) => format!("set_value({lock})"),
         Ok(Command::CancelWait { tickets, .. }) => format!("cancel_wait({tickets:?})"),
         Ok(Command::Expire { leases, .. }) => format!("expire({leases:?})"),
+        Ok(Command::EndHolds { holds, .. }) => {
+            let tokens: Vec<_> = holds.iter().map(|hold| hold.token).collect();
+            format!("end_holds({tokens:?})")
+        }
         Ok(Command::AddMember { node, .. }) => format!("add_member({})", node.name),
         Ok(Command::UpdateMember { node, .. }) => format!("update_member({})", node.name),
         Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
@@ -169,6 +173,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::ValueSet { revision } => format!("value set at {revision}"),
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
+        Reply::HoldsEnded { count } => format!("{count} grants ended"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
         Reply::AccessChanged => "access changed".to_owned(),
@@ -264,6 +269,7 @@ pub(crate) fn change_words(change: &Change) -> String {
         ChangeKind::Freed(Cause::Released) => "released by",
         ChangeKind::Freed(Cause::Revoked) => "revoked from",
         ChangeKind::Freed(Cause::Expired) => "expired from",
+        ChangeKind::Freed(Cause::HeldTooLong) => "held too long by",
         ChangeKind::Waiting => "awaited by",
         ChangeKind::Cancelled => "no longer awaited by",
         ChangeKind::ValueSet => "value set by",
