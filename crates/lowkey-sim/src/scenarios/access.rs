@@ -36,6 +36,7 @@ fn acquire(lock: &str, owner: &str, request: &str) -> Request {
         mode: Mode::Exclusive,
         scope: Scope::Name,
         value: Value::default(),
+        max_hold: None,
         wait: false,
         since_unix_ms: 0,
         request: RequestId::parse(request).expect("a request's id"),
