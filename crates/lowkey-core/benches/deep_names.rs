@@ -136,6 +136,7 @@ impl World {
             value: Value::default(),
             wait: true,
             since_unix_ms: 1,
+            keeps_asked: false,
             request: self.request(),
         };
         self.apply(&command);

@@ -57,21 +57,43 @@ impl DigestPart<'_> {
                 mix.digest(requests.digest());
             }
             Self::Grant(name, grant) => {
-                let Grant { lease, token, mode, scope, value, revision, since_unix_ms, request } = grant;
+                let Grant {
+                    lease,
+                    token,
+                    mode,
+                    scope,
+                    value,
+                    revision,
+                    since_unix_ms,
+                    asked_unix_ms,
+                    request,
+                } = grant;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[2, lease.0, token.0, mode.into(), scope.into(), *revision, *since_unix_ms]);
                 mix.text(name.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
+                mix.asked(*asked_unix_ms);
             }
             Self::Wait(ticket, wait) => {
-                let Wait { lock, lease, mode, scope, value, request, fingerprint, makes_lease } = wait;
+                let Wait {
+                    lock,
+                    lease,
+                    mode,
+                    scope,
+                    value,
+                    request,
+                    asked_unix_ms,
+                    fingerprint,
+                    makes_lease,
+                } = wait;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[3, ticket.0, lease.0, mode.into(), scope.into()]);
                 mix.numbers(&[*fingerprint, u64::from(*makes_lease)]);
                 mix.text(lock.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
+                mix.asked(*asked_unix_ms);
             }
             Self::Member(id, node) => {
                 let NodeInfo {
@@ -137,6 +159,13 @@ impl Mix {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
             self.number(u64::from_le_bytes(word));
+        }
+    }
+
+    /// Nothing where it is not known: a node of before, which does not keep it, comes to the same.
+    fn asked(&mut self, asked_unix_ms: u64) {
+        if asked_unix_ms != 0 {
+            self.numbers(&[20, asked_unix_ms]);
         }
     }
 

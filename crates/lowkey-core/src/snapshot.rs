@@ -30,15 +30,19 @@ use crate::state::{Lease, State, Wait};
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations.
-pub const SNAPSHOT_VERSION: u32 = 4;
+/// of nodes, and invitations. 5: when locks were asked for.
+pub const SNAPSHOT_VERSION: u32 = 5;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
 /// keys and invitations would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
 /// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
-    if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
+    let keeps_asked = state.grants().any(|(_, grant)| grant.asked_unix_ms != 0)
+        || state.waits.values().any(|wait| wait.asked_unix_ms != 0);
+    if keeps_asked {
         SNAPSHOT_VERSION
+    } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
+        4
     } else if state.quarantine {
         3
     } else {
@@ -185,6 +189,8 @@ struct LockProto {
     scope: u32,
     #[prost(string, tag = "9")]
     value: String,
+    #[prost(uint64, tag = "20")]
+    asked_unix_ms: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -207,6 +213,8 @@ struct WaitProto {
     fingerprint: u64,
     #[prost(bool, tag = "9")]
     makes_lease: bool,
+    #[prost(uint64, tag = "20")]
+    asked_unix_ms: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -449,6 +457,7 @@ impl State {
             value,
             revision: proto.revision,
             since_unix_ms: proto.since_unix_ms,
+            asked_unix_ms: proto.asked_unix_ms,
             request,
         };
         self.paths.hold(&name, lease_id, grant.mode, grant.scope);
@@ -495,6 +504,7 @@ impl State {
             scope: decode_scope(proto.scope)?,
             value: Value::parse(&proto.value)?,
             request,
+            asked_unix_ms: proto.asked_unix_ms,
             fingerprint: proto.fingerprint,
             makes_lease: proto.makes_lease,
         };
@@ -596,6 +606,7 @@ fn wait_proto(ticket: Ticket, wait: &Wait) -> WaitProto {
         request: wait.request.to_string(),
         fingerprint: wait.fingerprint,
         makes_lease: wait.makes_lease,
+        asked_unix_ms: wait.asked_unix_ms,
     }
 }
 
@@ -610,6 +621,7 @@ fn lock_proto(name: &LockName, grant: &Grant) -> LockProto {
         mode: encode_mode(grant.mode),
         scope: encode_scope(grant.scope),
         value: grant.value.as_str().to_owned(),
+        asked_unix_ms: grant.asked_unix_ms,
     }
 }
 

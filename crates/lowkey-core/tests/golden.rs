@@ -9,13 +9,14 @@
 //! - `create_lease OWNER ttl=SECONDS [request=ID]`
 //! - `revoke LEASE OWNER [request=ID]`
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [mode=shared] [scope=subtree] [value=TEXT] [wait=true]
-//!   [request=ID]`
+//!   [keeps_asked=true] [request=ID]`
 //! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
 //! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`; `give_up=ID` for a release that is
 //!   final; `actor=OWNER` for who asks
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
-//! - `expire LEASE… decided_term=TERM`
+//! - `expire LEASE… decided_term=TERM [silent=MS,…]`: what the leader knew of each, as `MS`, `MS/STALLED` or
+//!   `MS/STALLED/changed`
 //! - `add_member NAME [identity=0..255] [host=HOST] [version=N] [key=0..255] [invitation=0..255]`; without an identity it
 //!   is expected
 //! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N] [key=0..255]`, `remove_member NAME
@@ -34,6 +35,7 @@
 //! - `churn LOCK OWNER lease=LEASE times=N`: acquires and releases N times, each with new request ids
 //! - `begin_anew NAME identity=0..255 [unix_minutes=N] [at_once=true]`: the first state of a new cluster, in place of
 //!   the present one
+//! - `audit`: from here on what is kept of grants that are over is told, and when locks were asked for
 //! - `state`, `hash`
 //! - `snapshot`: encodes, decodes, compares, and goes on with the decoded one
 
@@ -42,10 +44,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lowkey_core::{
-    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
+    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, EndedGrant, Event,
+    GrantRef,
     InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, Mode, NewBeginning,
-    NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope, State, Ticket,
-    Token, Ttl, Value, WaitEnd,
+    NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope, Silence, State,
+    Ticket, Token, Ttl, Value, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -55,7 +58,7 @@ mod wire;
 test_each_path! { in "./crates/lowkey-core/tests/testscripts" as testscripts => run_script }
 
 fn run_script(path: &Path) {
-    let mut runner = Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1 };
+    let mut runner = Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1, audits: false };
     goldenscript::run(&mut runner, path).expect("the script can be read");
 }
 
@@ -82,6 +85,7 @@ enum Step {
         #[arg(key, optional)]
         at_once: bool,
     },
+    Audit,
     State,
     Hash,
     Snapshot,
@@ -127,6 +131,8 @@ enum Entry {
         wait: bool,
         #[arg(key, optional)]
         since: u64,
+        #[arg(key, optional)]
+        keeps_asked: bool,
         #[arg(key)]
         request: Option<String>,
     },
@@ -174,6 +180,8 @@ enum Entry {
         decided_term: u64,
         #[arg(key, optional)]
         since: u64,
+        #[arg(key)]
+        silent: Option<String>,
     },
     AddMember {
         name: String,
@@ -232,7 +240,7 @@ impl Entry {
                 since_unix_ms: since,
                 request: id(request)?,
             },
-            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, since, request } => {
+            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, since, keeps_asked, request } => {
                 Command::Acquire {
                     lock: LockName::parse(&lock)?,
                     owner: OwnerId::parse(&owner)?,
@@ -254,6 +262,7 @@ impl Entry {
                     value: Value::parse(&value)?,
                     wait,
                     since_unix_ms: since,
+                    keeps_asked,
                     request: id(request)?,
                 }
             }
@@ -297,10 +306,11 @@ impl Entry {
                 tickets: tickets.into_iter().map(Ticket).collect(),
                 since_unix_ms: since,
             },
-            Self::Expire { leases, decided_term, since } => Command::Expire {
+            Self::Expire { leases, decided_term, since, silent } => Command::Expire {
                 leases: leases.into_iter().map(LeaseId).collect(),
                 decided_term,
                 since_unix_ms: since,
+                silences: silent.map(|silent| silences(&silent)).transpose()?.unwrap_or_default(),
             },
             Self::AddMember { name, identity, host, version, key, invitation } => Command::AddMember {
                 node: Box::new(node(&name, identity, host, version, key)?),
@@ -348,6 +358,7 @@ struct Runner {
     state: State,
     term: u64,
     next_revision: u64,
+    audits: bool,
 }
 
 impl goldenscript::Runner for Runner {
@@ -380,7 +391,8 @@ impl goldenscript::Runner for Runner {
                 self.state = state;
                 writeln!(output, "member {member} of a new cluster")?;
             }
-            Step::State => output = dump(&self.state)?,
+            Step::Audit => self.audits = true,
+            Step::State => output = dump(&self.state, self.audits)?,
             Step::Hash => writeln!(output, "{:016x}", self.state.hash())?,
             Step::Snapshot => {
                 let bytes = self.state.encode_snapshot();
@@ -409,7 +421,9 @@ impl goldenscript::Runner for Runner {
                 _ => {
                     let command = self.parse(raw)?;
                     let revision = self.take_revision();
-                    let applied = self.state.apply(revision, self.term, &command);
+                    let mut applied = self.state.apply(revision, self.term, &command);
+                    let audits = self.audits;
+                    applied.events.retain(|event| audits || !matches!(event, Event::GrantEnded(_)));
                     write!(output, "{revision} → {}", applied_words(&applied)?)?;
                 }
             },
@@ -450,6 +464,7 @@ impl Runner {
                 value: Value::default(),
                 wait: false,
                 since_unix_ms: 0,
+                keeps_asked: false,
                 request: request("acquire", self.next_revision)?,
             };
             let release = Command::Release {
@@ -588,6 +603,7 @@ fn event_words(event: &Event) -> String {
         }
         Event::LeaseEnded { lease } => format!("event: lease {lease} ended"),
         Event::Changed(change) => format!("event: {}", change_words(change)),
+        Event::GrantEnded(ended) => ended_words(ended),
         Event::WaitEnded { ticket, end } => {
             let end = match end {
                 WaitEnd::Granted(reply) => reply_words(reply),
@@ -603,6 +619,45 @@ fn event_words(event: &Event) -> String {
             format!("event: wait {ticket} ended: {end}")
         }
     }
+}
+
+fn ended_words(ended: &EndedGrant) -> String {
+    let EndedGrant {
+        lock,
+        token,
+        owner,
+        lease,
+        mode,
+        scope,
+        ttl,
+        asked_unix_ms,
+        granted_unix_ms,
+        granted_revision,
+        ended_unix_ms,
+        cause,
+        actor,
+        silence,
+    } = ended;
+    let silence = silence.map(|silence| format!(", {silence:?}")).unwrap_or_default();
+    let actor = actor.as_ref().map(|actor| format!(" by {actor}")).unwrap_or_default();
+    format!(
+        "kept: {lock}, token {token}, {owner}, lease {lease}, ttl {} s{}, asked at {asked_unix_ms} ms, granted at \
+         {granted_unix_ms} ms (revision {granted_revision}), ended at {ended_unix_ms} ms: {cause:?}{actor}{silence}",
+        ttl.seconds(),
+        claim_words(*mode, *scope, &Value::default()),
+    )
+}
+
+/// What a leader knew of each lease, as a script says it.
+fn silences(text: &str) -> Result<Vec<Silence>, Box<dyn Error>> {
+    text.split(',')
+        .map(|one| {
+            let mut parts = one.split('/');
+            let mut number = || parts.next().map_or(Ok(0), str::parse);
+            let (silent_ms, stalled_ms) = (number()?, number()?);
+            Ok(Silence { silent_ms, stalled_ms, leader_changed: parts.next() == Some("changed") })
+        })
+        .collect()
 }
 
 fn change_words(change: &Change) -> String {
@@ -638,7 +693,7 @@ fn change_words(change: &Change) -> String {
     }
 }
 
-fn dump(state: &State) -> Result<String, Box<dyn Error>> {
+fn dump(state: &State, audits: bool) -> Result<String, Box<dyn Error>> {
     let wire = wire::StateWire::decode(state.encode_snapshot().as_slice())?;
     let mut output = String::new();
     writeln!(
@@ -673,6 +728,9 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
             grant.request,
             claim_words(grant.mode, grant.scope, &grant.value)
         )?;
+        if audits {
+            writeln!(output, "    asked for at {} ms", grant.asked_unix_ms)?;
+        }
     }
     for wait in &wire.waits {
         let mode = if wait.mode == 1 { Mode::Shared } else { Mode::Exclusive };
@@ -683,6 +741,9 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
             "wait {}: lock {}, lease {}, request {}{claim}",
             wait.ticket, wait.lock, wait.lease, wait.request
         )?;
+        if audits {
+            writeln!(output, "    asked for at {} ms", wait.asked_unix_ms)?;
+        }
     }
     for (id, node) in state.members() {
         let Some(identity) = node.identity else {

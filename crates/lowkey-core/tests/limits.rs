@@ -47,6 +47,7 @@ fn acquire(lock: impl ToString, with: AcquireWith, id: impl ToString) -> Command
         value: Value::default(),
         wait: false,
         since_unix_ms: 0,
+        keeps_asked: false,
         request: request(id),
     }
 }

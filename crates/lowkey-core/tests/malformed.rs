@@ -27,6 +27,7 @@ fn sound() -> StateWire {
         value: Value::parse(&format!("value of {id}")).expect("a value"),
         wait: true,
         since_unix_ms: 5,
+        keeps_asked: false,
         request: request(id),
     };
     let member = |name: &str, identity| Command::AddMember {
@@ -86,14 +87,14 @@ fn the_format_is_as_written_down_in_the_tests() {
         [false, false, true]
     );
 
-    let LockWire { name, lease, token, revision, since_unix_ms, request, mode, scope, value } =
+    let LockWire { name, lease, token, revision, since_unix_ms, request, mode, scope, value, asked_unix_ms: _ } =
         snapshot.locks[0].clone();
     assert_eq!((name.as_str(), lease, token), ("a", 1, 1));
     assert_eq!((revision, since_unix_ms, request.as_str()), (2, 5, "r2"));
     assert_eq!((mode, scope, value.as_str()), (0, 0, "value of r2"));
     assert_eq!((snapshot.locks[1].mode, snapshot.locks[1].scope), (1, 1));
 
-    let WaitWire { ticket, lock, lease, mode, scope, value, request, fingerprint: _, makes_lease } =
+    let WaitWire { ticket, lock, lease, mode, scope, value, request, fingerprint: _, makes_lease, asked_unix_ms: _ } =
         snapshot.waits[0].clone();
     assert_eq!((ticket, lock.as_str(), lease), (6, "b/c", 1));
     assert_eq!((mode, scope, makes_lease), (0, 1, false));

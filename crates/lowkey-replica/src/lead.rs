@@ -24,7 +24,9 @@ mod wait_table;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, WAITS_PER_CANCEL_MAX};
-use lowkey_core::{Holds, LeaseId, MemberId, Refusal, Reply, State, Ticket, Ttl, WaitEnd, mutants};
+use lowkey_core::{
+    Holds, LeaseId, MemberId, Refusal, Reply, Silence, State, Ticket, Ttl, WaitEnd, mutants,
+};
 
 pub(crate) use self::arrivals::{Arrivals, PendingCommand};
 pub(crate) use self::lease_table::LeaseTable;
@@ -195,6 +197,11 @@ impl Lead {
         }
     }
 
+    /// What is known of leases whose end is to be proposed. For display only.
+    pub(crate) fn silences(&self, now: Nanos, leases: &[LeaseId]) -> Vec<Silence> {
+        leases.iter().map(|lease| self.leases.silence(now, *lease)).collect()
+    }
+
     pub(crate) fn ends_refused(&mut self, leases: Vec<LeaseId>) {
         self.unproposed_ends = leases;
     }
@@ -277,6 +284,7 @@ impl Lead {
                 },
             }
         }
+        output.late_renewals += self.leases.take_late_renewals();
     }
 
     /// Renews a lease as of `arrival`, and says whether it holds something else than its client believes.

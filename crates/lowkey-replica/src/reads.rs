@@ -222,6 +222,7 @@ mod tests {
                 value: Value::parse(&"v".repeat(4096)).unwrap(),
                 wait: false,
                 since_unix_ms: 0,
+                keeps_asked: false,
                 request: RequestId::parse(&format!("request-{index}")).unwrap(),
             };
             state.apply(index, 1, &command).reply.unwrap();

@@ -159,6 +159,7 @@ impl Node {
             value: Value::default(),
             wait: waits,
             since_unix_ms: 0,
+            keeps_asked: false,
             request: request.clone(),
         };
         let command = match *action {

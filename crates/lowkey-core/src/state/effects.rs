@@ -5,13 +5,20 @@ use super::waiting::Freed;
 use super::{Lease, State, Wait};
 use crate::claim::Claim;
 use crate::command::{
-    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, InTheWay, NodeInfo, Reply, Requester,
-    WaitEnd,
+    AcquireWith, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, InTheWay, NodeInfo, Reply,
+    Requester, Silence, WaitEnd,
 };
 use crate::holders::Grant;
 use crate::mutants;
 use crate::name::{LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::recent::Remembered;
+
+/// What is shown of a new grant: when it was made, and when it was asked for.
+pub(super) struct GrantTimes {
+    pub(super) since_unix_ms: u64,
+    /// 0 if it is not known.
+    pub(super) asked_unix_ms: u64,
+}
 
 impl State {
     /// Carries out what passed the check and is not a repetition.
@@ -45,13 +52,13 @@ impl State {
             Command::CancelWait { tickets, since_unix_ms } => {
                 self.cancel_waits(tickets, *since_unix_ms, events)
             }
-            Command::Expire { leases, decided_term, since_unix_ms } => {
+            Command::Expire { leases, decided_term, since_unix_ms, silences } => {
                 // R4: a decision counts only in the term in which it was made. A later leader may
                 // have re-armed the lease (R3) and acknowledged renewals since.
                 if *decided_term != term && !mutants::EXPIRY_WITHOUT_THE_TERM_CHECK.is_active() {
                     return Reply::Expired { count: 0 };
                 }
-                self.expire(leases, *since_unix_ms, events)
+                self.expire(leases, silences, *since_unix_ms, events)
             }
             Command::AddMember { node, invitation } => {
                 if let Some(invitation) = invitation.filter(|_| !self.is_registered(node)) {
@@ -81,10 +88,22 @@ impl State {
     }
 
     fn acquire(&mut self, command: &Command, events: &mut Vec<Event>) -> Reply {
-        let Command::Acquire { lock, owner, with, mode, scope, value, since_unix_ms, request, .. } = command
+        let Command::Acquire {
+            lock,
+            owner,
+            with,
+            mode,
+            scope,
+            value,
+            since_unix_ms,
+            keeps_asked,
+            request,
+            ..
+        } = command
         else {
             unreachable!("only an acquire is carried out as one")
         };
+        let asked_unix_ms = if *keeps_asked { *since_unix_ms } else { 0 };
         let fingerprint = command.fingerprint();
         let known_lease = with.lease();
         let claim = Claim { lock: lock.clone(), lease: known_lease, mode: *mode, scope: *scope };
@@ -117,6 +136,7 @@ impl State {
                 scope: *scope,
                 value: value.clone(),
                 request: request.clone(),
+                asked_unix_ms,
                 fingerprint,
                 makes_lease,
             };
@@ -124,7 +144,8 @@ impl State {
             return Reply::Waiting { ticket };
         }
         let claim = Claim { lease: Some(lease), ..claim };
-        let reply = self.grant(&claim, value, *since_unix_ms, request, events);
+        let at = GrantTimes { since_unix_ms: *since_unix_ms, asked_unix_ms };
+        let reply = self.grant(&claim, value, at, request, events);
         match makes_lease {
             false => self.remember(lease, request, fingerprint, &reply),
             true => self.remember_lease_request(owner, request, fingerprint, &reply),
@@ -155,7 +176,7 @@ impl State {
         &mut self,
         claim: &Claim,
         value: &Value,
-        since_unix_ms: u64,
+        GrantTimes { since_unix_ms, asked_unix_ms }: GrantTimes,
         request: &RequestId,
         events: &mut Vec<Event>,
     ) -> Reply {
@@ -172,6 +193,7 @@ impl State {
             value: value.clone(),
             revision: self.revision,
             since_unix_ms,
+            asked_unix_ms,
             request: request.clone(),
         };
         let reply = self.granted(&grant);
@@ -267,13 +289,25 @@ impl State {
         Reply::WaitsCancelled { count }
     }
 
-    fn expire(&mut self, leases: &[LeaseId], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
+    fn expire(
+        &mut self,
+        leases: &[LeaseId],
+        silences: &[Silence],
+        since_unix_ms: u64,
+        events: &mut Vec<Event>,
+    ) -> Reply {
         let mut freed = Freed::default();
         let mut count = 0;
-        for lease in leases {
+        for (place, lease) in leases.iter().enumerate() {
             // It may have been revoked between decision and entry.
             if self.leases.contains_key(lease) {
+                let before = events.len();
                 self.end_lease(*lease, Cause::Expired, &mut freed, events);
+                for event in &mut events[before..] {
+                    if let Event::GrantEnded(ended) = event {
+                        ended.silence = silences.get(place).copied();
+                    }
+                }
                 count += 1;
                 if mutants::A_LOCK_IS_HANDED_TO_WHO_ENDS_IN_THE_SAME_ENTRY.is_active() {
                     self.hand_over(std::mem::take(&mut freed), since_unix_ms, events);
@@ -332,9 +366,25 @@ impl State {
         self.paths.free(name, lease, grant.mode, grant.scope);
         self.forget_if_unused(name);
         self.note_freed(freed, name, grant.scope);
-        let owner = self.leases[&lease].owner.clone();
-        let change = change_of_grant(ChangeKind::Freed(cause), name, owner, &grant);
+        let Lease { owner, ttl, .. } = self.leases[&lease].as_ref();
+        let change = change_of_grant(ChangeKind::Freed(cause), name, owner.clone(), &grant);
         events.push(Event::Changed(Change { value: Value::default(), ..change }));
+        events.push(Event::GrantEnded(Box::new(EndedGrant {
+            lock: name.clone(),
+            token: grant.token,
+            owner: owner.clone(),
+            lease,
+            mode: grant.mode,
+            scope: grant.scope,
+            ttl: *ttl,
+            asked_unix_ms: grant.asked_unix_ms,
+            granted_unix_ms: grant.since_unix_ms,
+            granted_revision: grant.revision,
+            ended_unix_ms: 0,
+            cause,
+            actor: None,
+            silence: None,
+        })));
         grant.token
     }
 

@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use super::effects::GrantTimes;
 use super::{Lease, LockState, State, Wait};
 use crate::claim::{Claim, Mode, Scope};
 use crate::command::{Change, ChangeKind, Command, Event, InTheWay, Reply, WaitEnd};
@@ -272,7 +273,10 @@ impl State {
         // Two requests of one lease may have waited for the same name: they share the grant.
         let reply = match self.ask_again(&wait.lock, wait.lease, &wait.value, events) {
             Some(reply) => reply,
-            None => self.grant(&wait.claim(), &wait.value, since_unix_ms, &wait.request, events),
+            None => {
+                let at = GrantTimes { since_unix_ms, asked_unix_ms: wait.asked_unix_ms };
+                self.grant(&wait.claim(), &wait.value, at, &wait.request, events)
+            }
         };
         match wait.makes_lease {
             false => self.remember(wait.lease, &wait.request, wait.fingerprint, &reply),

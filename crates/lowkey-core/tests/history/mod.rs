@@ -5,8 +5,8 @@
 
 use lowkey_core::{
     AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, InvitationHash, KeyHash, LeaseId, LockName,
-    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket,
-    Token, Ttl, Value,
+    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, Silence, State,
+    Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -496,6 +496,7 @@ impl Seen<'_> {
                 leases: leases.iter().map(|back| self.lease_of(*back)).collect(),
                 decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
                 since_unix_ms: *since,
+                silences: (1..).zip(leases).map(|(number, _)| silence(number + since)).collect(),
             },
             Action::AddMember { name, identity, host, invitation } => Command::AddMember {
                 node: Box::new(node(*name, *identity, *host)),
@@ -673,7 +674,15 @@ fn acquire(
     request: RequestId,
 ) -> Command {
     let How { mode, scope, value: number, wait } = how;
-    Command::Acquire { lock, owner, with, mode, scope, value: value(number), wait, since_unix_ms, request }
+    // Some ask through a leader of a cluster in which not all keep it.
+    let keeps_asked = !since_unix_ms.is_multiple_of(3);
+    let value = value(number);
+    Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, keeps_asked, request }
+}
+
+/// What a leader may have known.
+fn silence(number: u64) -> Silence {
+    Silence { silent_ms: number, stalled_ms: number % 2, leader_changed: number.is_multiple_of(3) }
 }
 
 fn owner(number: u8) -> OwnerId {

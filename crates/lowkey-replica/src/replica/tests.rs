@@ -280,6 +280,7 @@ impl World {
             value: Value::default(),
             wait: !self.dice.once_in(8),
             since_unix_ms: 0,
+            keeps_asked: false,
             request,
         };
         let wait = WaitTime::parse(self.dice.below(1_500) as i64).expect("a good wait");

@@ -52,6 +52,7 @@ impl Operation for AcquireLockRequest {
             value: Value::parse(&self.value)?,
             wait: wait > WaitTime::NONE,
             since_unix_ms: 0,
+            keeps_asked: false,
             request: RequestId::parse(&self.request_id)?,
         };
         Ok(match wait {

@@ -299,8 +299,18 @@ impl SimClient {
         let value = if is_election || random.one_in(4) { self.next_value() } else { Value::default() };
         let wait = is_election || random.one_in(plan.wait_one_in);
         let (owner, request) = (self.owner.clone(), self.next_request_id());
-        let command =
-            Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms: 0, request };
+        let command = Command::Acquire {
+            lock,
+            owner,
+            with,
+            mode,
+            scope,
+            value,
+            wait,
+            since_unix_ms: 0,
+            keeps_asked: false,
+            request,
+        };
         if !wait {
             return Request::Command(command);
         }

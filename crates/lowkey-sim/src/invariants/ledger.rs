@@ -61,6 +61,8 @@ impl Ledger {
                     self.leases.entry(*lease).or_insert((committed.index, None)).1 = Some(committed.index);
                 }
                 Event::Changed(change) => self.change(committed, change, now)?,
+                // `audit.rs` looks at these.
+                Event::GrantEnded(_) => {}
                 Event::WaitEnded { ticket, end } => {
                     self.places.remove(ticket);
                     let Some(ended) = self.chronicle.left(*ticket) else {

@@ -339,6 +339,7 @@ impl Script {
             value: Value::default(),
             wait: false,
             since_unix_ms: 0,
+            keeps_asked: false,
             request: self.request_id(client),
         })
     }

@@ -161,6 +161,7 @@ impl<'a> Words<'a> {
             value: self.value()?,
             wait: wait.is_some(),
             since_unix_ms: 0,
+            keeps_asked: false,
             request,
         };
         Ok(match wait {
