@@ -41,6 +41,7 @@
 //! Where to look: `engine` for that thread, `link` for the one stream that carries everything, `keeper` for
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
+mod audit;
 mod beliefs;
 pub mod blocking;
 mod client;
@@ -85,8 +86,8 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease,
-        LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Scope, Stats, TransferLeaderResponse,
-        WatchEvent,
+        AuditGap, AuditedGrant, CheckTokenResponse, EventType, ExplainResponse, GetLeaseResponse,
+        GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member,
+        Mode, QueryAuditRequest, QueryAuditResponse, Scope, Stats, TransferLeaderResponse, WatchEvent,
     };
 }

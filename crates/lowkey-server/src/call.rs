@@ -162,6 +162,20 @@ macro_rules! calls {
                     http: { POST "/v1/lock/check" r#"{"lockName":"jobs/nightly","fencingToken":1}"# }
                     session: {}
                 }
+                // Tells what happened to a lock.
+                Explain(v1::ExplainRequest) -> v1::ExplainResponse {
+                    node: { changes: false, place: Name(lock_name) }
+                    grpc: { explain }
+                    http: { GET "/v1/explain" "name=LOCK_NAME" }
+                    session: {}
+                }
+                // Lists grants that are over. Other nodes are asked with number 40, for what this one has not.
+                QueryAudit(v1::QueryAuditRequest) -> v1::QueryAuditResponse {
+                    node: { changes: false, place: Root }
+                    grpc: { query_audit }
+                    http: { GET "/v1/audit" "" }
+                    session: {}
+                }
                 // Tells how this node sees the cluster.
                 GetStatus(v1::GetStatusRequest) -> v1::GetStatusResponse {
                     node: { changes: false, place: Root }

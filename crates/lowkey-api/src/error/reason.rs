@@ -97,6 +97,11 @@ reasons! {
     /// The watch's position is no longer kept: list, then watch.
     Compacted = "COMPACTED", OutOfRange, 410, GiveUp;
 
+    /// The asked node keeps no audit.
+    AuditOff = "AUDIT_OFF", FailedPrecondition, 409, GiveUp;
+    /// The asked node's audit has not come as far as the log yet.
+    AuditBehind = "AUDIT_BEHIND", Unavailable, 503, Retry;
+
     /// The node was removed from its cluster.
     NodeRemoved = "NODE_REMOVED", Unavailable, 503, Retry;
     /// The node is about to end.
@@ -163,6 +168,7 @@ const INVALID: &[(&str, &str)] = &[
     ("after", "INVALID_AFTER"),
     ("body", "INVALID_BODY"),
     ("campaign_request_id", "INVALID_CAMPAIGN_REQUEST_ID"),
+    ("cause", "INVALID_CAUSE"),
     ("command_version", "INVALID_COMMAND_VERSION"),
     ("election", "INVALID_ELECTION"),
     ("fencing_token", "INVALID_FENCING_TOKEN"),
@@ -186,6 +192,7 @@ const INVALID: &[(&str, &str)] = &[
     ("request_id", "INVALID_REQUEST_ID"),
     ("scope", "INVALID_SCOPE"),
     ("seq", "INVALID_SEQ"),
+    ("since_unix_ms", "INVALID_SINCE_UNIX_MS"),
     ("stale", "INVALID_STALE"),
     ("ttl_seconds", "INVALID_TTL_SECONDS"),
     ("value", "INVALID_VALUE"),

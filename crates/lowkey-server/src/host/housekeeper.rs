@@ -62,7 +62,7 @@ fn give_back_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(NUDGE_BYTES)));
 }
 
-fn has_space(directory: &std::path::Path) -> bool {
+pub(crate) fn has_space(directory: &std::path::Path) -> bool {
     match rustix::fs::statvfs(directory) {
         Ok(stat) => stat.f_bavail.saturating_mul(stat.f_frsize) >= FREE_BYTES_MIN,
         // If the disk does not report its free space, a full disk is noticed when a write fails.

@@ -97,7 +97,7 @@ impl Stage {
                 Change::LeaseEnded { lease } => {
                     self.ended.insert(*lease, now);
                 }
-                Change::Changed(_) | Change::WaitEnded { .. } => {}
+                Change::Changed(_) | Change::GrantEnded(_) | Change::WaitEnded { .. } => {}
             }
         }
     }

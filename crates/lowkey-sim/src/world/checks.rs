@@ -7,7 +7,7 @@ use lowkey_core::State;
 
 use super::WorldSummary;
 use crate::invariants::{
-    Acknowledged, Agreement, Elections, Expiry, Fencing, Ledger, Requests, Tokens, WaitRecords, Watches,
+    Acknowledged, Agreement, AuditBook, Elections, Expiry, Fencing, Ledger, Requests, Tokens, WaitRecords, Watches,
 };
 
 pub(crate) struct Checks {
@@ -21,6 +21,7 @@ pub(crate) struct Checks {
     pub(crate) expiry: Expiry,
     pub(crate) requests: Requests,
     pub(crate) fencing: Fencing,
+    pub(crate) audit: AuditBook,
 }
 
 impl Checks {
@@ -37,6 +38,7 @@ impl Checks {
             expiry: Expiry::default(),
             requests: Requests::default(),
             fencing: Fencing::default(),
+            audit: AuditBook::default(),
         }
     }
 
