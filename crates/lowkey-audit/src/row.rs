@@ -61,6 +61,7 @@ impl From<lowkey_core::Cause> for Cause {
             lowkey_core::Cause::Released => Self::Released,
             lowkey_core::Cause::Revoked => Self::Revoked,
             lowkey_core::Cause::Expired => Self::Expired,
+            lowkey_core::Cause::HeldTooLong => Self::HeldTooLong,
         }
     }
 }

@@ -83,6 +83,8 @@ pub struct WorldSummary {
     pub elections: u64,
     /// Leases that ran out.
     pub expiries: u64,
+    /// Grants that ended for their limit.
+    pub holds_ended: u64,
     /// Faults that were made.
     pub faults: u64,
     /// Waits that were granted.
@@ -464,7 +466,7 @@ impl World {
     }
 
     fn check_group_at_end(&self, group: usize) -> Check {
-        let Checks { agreement, ledger, expiry, audit, tokens, .. } = &self.groups[group];
+        let Checks { agreement, ledger, expiry, holds, audit, tokens, .. } = &self.groups[group];
         audit.is_whole(agreement.state(), &tokens.all())?;
         as_registered(&self.nodes, group, agreement.state())?;
         let mut leaders = 0;
@@ -479,6 +481,7 @@ impl World {
         let clients = if self.stage.is_some() { &[][..] } else { &self.clients[..] };
         Liveness::at_end(leaders, clients.iter().filter(|client| client.group == group))?;
         Liveness::nobody_is_forgotten(&self.nodes, group, ledger, self.now)?;
+        holds.at_end(self.quiet_since.unwrap_or(0), self.now)?;
         expiry.at_end(agreement.state(), self.now)
     }
 }

@@ -5,19 +5,21 @@ use super::waiting::Freed;
 use super::{Lease, State, Wait};
 use crate::claim::Claim;
 use crate::command::{
-    AcquireWith, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, InTheWay, NodeInfo, Reply,
-    Requester, Silence, WaitEnd,
+    AcquireWith, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, HoldRef, InTheWay, NodeInfo,
+    Reply, Requester, Silence, WaitEnd,
 };
 use crate::holders::Grant;
 use crate::mutants;
-use crate::name::{LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
+use crate::name::{LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::recent::Remembered;
 
-/// What is shown of a new grant: when it was made, and when it was asked for.
-pub(super) struct GrantTimes {
+/// What a grant has of its request, beside the claim.
+pub(super) struct Shown {
+    pub(super) value: Value,
     pub(super) since_unix_ms: u64,
     /// 0 if it is not known.
     pub(super) asked_unix_ms: u64,
+    pub(super) max_hold: Option<MaxHold>,
 }
 
 impl State {
@@ -60,6 +62,13 @@ impl State {
                 }
                 self.expire(leases, silences, *since_unix_ms, events)
             }
+            Command::EndHolds { holds, decided_term, since_unix_ms } => {
+                // R4, as above: a later leader gave each of them its whole time anew (R3).
+                if *decided_term != term && !mutants::A_HOLD_IS_ENDED_BY_AN_OLD_TERM.is_active() {
+                    return Reply::HoldsEnded { count: 0 };
+                }
+                self.end_holds(holds, *since_unix_ms, events)
+            }
             Command::AddMember { node, invitation } => {
                 if let Some(invitation) = invitation.filter(|_| !self.is_registered(node)) {
                     self.use_invitation(invitation, node);
@@ -79,6 +88,10 @@ impl State {
                 self.quarantine = false;
                 Reply::QuarantineEnded
             }
+            Command::Access(change) => {
+                self.change_access(change);
+                Reply::AccessChanged
+            }
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 let expires_unix_ms = since_unix_ms.saturating_add(lifetime_seconds.saturating_mul(1000));
                 self.invite(*invitation, expires_unix_ms, *since_unix_ms);
@@ -95,15 +108,17 @@ impl State {
             mode,
             scope,
             value,
+            wait: _,
+            max_hold,
             since_unix_ms,
             keeps_asked,
             request,
-            ..
         } = command
         else {
             unreachable!("only an acquire is carried out as one")
         };
         let asked_unix_ms = if *keeps_asked { *since_unix_ms } else { 0 };
+        let max_hold = *max_hold;
         let fingerprint = command.fingerprint();
         let known_lease = with.lease();
         let claim = Claim { lock: lock.clone(), lease: known_lease, mode: *mode, scope: *scope };
@@ -139,13 +154,14 @@ impl State {
                 asked_unix_ms,
                 fingerprint,
                 makes_lease,
+                max_hold,
             };
             self.enqueue(ticket, wait, events);
             return Reply::Waiting { ticket };
         }
         let claim = Claim { lease: Some(lease), ..claim };
-        let at = GrantTimes { since_unix_ms: *since_unix_ms, asked_unix_ms };
-        let reply = self.grant(&claim, value, at, request, events);
+        let shown = Shown { value: value.clone(), since_unix_ms: *since_unix_ms, asked_unix_ms, max_hold };
+        let reply = self.grant(&claim, shown, request, events);
         match makes_lease {
             false => self.remember(lease, request, fingerprint, &reply),
             true => self.remember_lease_request(owner, request, fingerprint, &reply),
@@ -175,8 +191,7 @@ impl State {
     pub(super) fn grant(
         &mut self,
         claim: &Claim,
-        value: &Value,
-        GrantTimes { since_unix_ms, asked_unix_ms }: GrantTimes,
+        Shown { value, since_unix_ms, asked_unix_ms, max_hold }: Shown,
         request: &RequestId,
         events: &mut Vec<Event>,
     ) -> Reply {
@@ -190,14 +205,19 @@ impl State {
             token,
             mode: claim.mode,
             scope: claim.scope,
-            value: value.clone(),
+            value,
             revision: self.revision,
             since_unix_ms,
             asked_unix_ms,
             request: request.clone(),
+            max_hold,
         };
         let reply = self.granted(&grant);
         events.push(Event::Changed(change_of_grant(ChangeKind::Acquired, &claim.lock, owner, &grant)));
+        if let Some(max_hold) = max_hold {
+            let hold = HoldRef { lock: claim.lock.clone(), lease: lease_id, token };
+            events.push(Event::HoldStarted { hold, max_hold });
+        }
         self.paths.hold(&claim.lock, lease_id, claim.mode, claim.scope);
         self.put_grant(&claim.lock, grant);
         reply
@@ -319,6 +339,25 @@ impl State {
         Reply::Expired { count }
     }
 
+    /// Ends these grants, and nothing else: their leases live on.
+    fn end_holds(&mut self, holds: &[HoldRef], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
+        let mut freed = Freed::default();
+        let mut count = 0;
+        for HoldRef { lock, lease, token } in holds {
+            // It may have been given back between decision and entry, and the lock be granted anew.
+            let held = self.locks.get(lock).and_then(|held| held.holders.get(*lease));
+            let is_meant = |grant: &&Grant| {
+                grant.token == *token || mutants::THE_END_OF_A_HOLD_TAKES_A_LATER_GRANT.is_active()
+            };
+            let Some(token) = held.filter(is_meant).map(|grant| grant.token) else { continue };
+            self.free(lock, *lease, Cause::HeldTooLong, &mut freed, events);
+            self.leases.get_mut(lease).expect("a holder's lease exists").held.remove(lock, token);
+            count += 1;
+        }
+        self.hand_over(freed, since_unix_ms, events);
+        Reply::HoldsEnded { count }
+    }
+
     fn create_lease(&mut self, owner: &OwnerId, ttl: Ttl) -> LeaseId {
         self.last_lease = LeaseId(self.last_lease.0 + 1);
         self.put_lease(self.last_lease, Lease::new(owner.clone(), ttl));
@@ -369,6 +408,9 @@ impl State {
         let Lease { owner, ttl, .. } = self.leases[&lease].as_ref();
         let change = change_of_grant(ChangeKind::Freed(cause), name, owner.clone(), &grant);
         events.push(Event::Changed(Change { value: Value::default(), ..change }));
+        if grant.max_hold.is_some() {
+            events.push(Event::HoldEnded { token: grant.token });
+        }
         events.push(Event::GrantEnded(Box::new(EndedGrant {
             lock: name.clone(),
             token: grant.token,

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use super::effects::GrantTimes;
+use super::effects::Shown;
 use super::{Lease, LockState, State, Wait};
 use crate::claim::{Claim, Mode, Scope};
 use crate::command::{Change, ChangeKind, Command, Event, InTheWay, Reply, WaitEnd};
@@ -274,8 +274,9 @@ impl State {
         let reply = match self.ask_again(&wait.lock, wait.lease, &wait.value, events) {
             Some(reply) => reply,
             None => {
-                let at = GrantTimes { since_unix_ms, asked_unix_ms: wait.asked_unix_ms };
-                self.grant(&wait.claim(), &wait.value, at, &wait.request, events)
+                let Wait { asked_unix_ms, max_hold, .. } = wait;
+                let shown = Shown { value: wait.value.clone(), since_unix_ms, asked_unix_ms, max_hold };
+                self.grant(&wait.claim(), shown, &wait.request, events)
             }
         };
         match wait.makes_lease {

@@ -10,6 +10,7 @@ use lowkey_core::{Invalid, LockName, OwnerId};
 
 use super::Answer;
 use super::reads::page_size;
+use crate::access::Permitted;
 use crate::audit::story::{Story, StoryHolder};
 use crate::node::unix_ms;
 use crate::service::{Service, audit_gap};
@@ -20,9 +21,9 @@ const LOOKED_AT: usize = 100;
 const HOLDERS_MAX: usize = 3;
 
 impl Answer for QueryAuditRequest {
-    async fn answer(self, service: &Service) -> Result<QueryAuditResponse, ApiError> {
+    async fn answer(call: Permitted<Self>, service: &Service) -> Result<QueryAuditResponse, ApiError> {
         let timed = service.metrics.begin("QueryAudit");
-        let outcome = service.audit_page(&self).await;
+        let outcome = service.audit_page(&call).await;
         timed.end(&outcome);
         outcome
     }
@@ -93,22 +94,23 @@ pub(crate) fn audited(row: &Row) -> AuditedGrant {
 }
 
 impl Answer for ExplainRequest {
-    async fn answer(self, service: &Service) -> Result<ExplainResponse, ApiError> {
+    async fn answer(call: Permitted<Self>, service: &Service) -> Result<ExplainResponse, ApiError> {
         let timed = service.metrics.begin("Explain");
-        let outcome = explain(&self, service).await;
+        let outcome = explain(&call, service).await;
         timed.end(&outcome);
         outcome
     }
 }
 
-async fn explain(request: &ExplainRequest, service: &Service) -> Result<ExplainResponse, ApiError> {
+async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<ExplainResponse, ApiError> {
+    let request = call.wanted();
     let lock = LockName::parse(&request.lock_name)
         .map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
     let name = lock.as_str().to_owned();
     // First who holds it now, then what is over: so that nothing falls between the two. A grant that ends meanwhile is in
     // both, and is told once.
-    let now = service.operate(GetLockRequest { lock_name: name.clone(), stale: false }).await?;
-    let revision = service.audit_recorded().await?;
+    let now = service.operate(call.as_part(GetLockRequest { lock_name: name.clone(), stale: false })).await?;
+    let revision = service.audit_recorded(call).await?;
     let of_lock = Query { lock: Some(name.clone()), ..Query::default() };
     let newest = Query { newest_first: true, count_max: LOOKED_AT, ..of_lock.clone() };
     let page = service.audit_rows(newest).await?;
@@ -117,14 +119,14 @@ async fn explain(request: &ExplainRequest, service: &Service) -> Result<ExplainR
     let mut holders = Vec::new();
     for holder in now.holders.iter().take(HOLDERS_MAX) {
         let lease = GetLeaseRequest { lease_id: holder.lease_id, page_size: 1, ..GetLeaseRequest::default() };
-        let lease = service.operate(lease).await.ok().and_then(|lease| lease.lease);
+        let lease = service.operate(call.as_part(lease)).await.ok().and_then(|lease| lease.lease);
         let ttl_seconds = lease.map_or(0, |lease| lease.ttl_seconds);
         holders.push(StoryHolder { holder: holder.clone(), ttl_seconds });
     }
     let mut token_rows = Vec::new();
     if request.fencing_token != 0 {
         let token = request.fencing_token;
-        token_rows = rows_of_token(service, &name, token, &mut gaps).await?;
+        token_rows = rows_of_token((call, service), &name, token, &mut gaps).await?;
         let next = Query { token_above: Some(token), count_max: 1, ..of_lock };
         token_rows.extend(service.audit_rows(next).await?.rows);
         rows.clear();
@@ -161,7 +163,7 @@ async fn explain(request: &ExplainRequest, service: &Service) -> Result<ExplainR
 
 /// The grant with a token, also from other nodes if this one has it not and has gaps.
 async fn rows_of_token(
-    service: &Service,
+    (call, service): (&Permitted<ExplainRequest>, &Service),
     lock: &str,
     token: u64,
     gaps: &mut Vec<v1::AuditGap>,
@@ -174,7 +176,7 @@ async fn rows_of_token(
     }
     let request =
         QueryAuditRequest { lock_name: lock.to_owned(), fencing_token: token, ..QueryAuditRequest::default() };
-    let page = service.audit_page(&request).await?;
+    let page = service.audit_page(&call.as_part(request)).await?;
     *gaps = page.gaps;
     page.grants.into_iter().map(row_of).collect()
 }

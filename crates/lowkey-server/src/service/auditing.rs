@@ -9,12 +9,14 @@ use std::time::Duration;
 use lowkey_api::v1::{AuditGap, AuditedGrant, QueryAuditRequest, QueryAuditResponse};
 use lowkey_api::{ApiError, Position, Reason};
 use lowkey_audit::{Happening, Page, Query, Reader};
-use lowkey_core::{GroupId, MemberId};
+use lowkey_core::{Caller, GroupId, MemberId};
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{PassedOn, Service, check_standing, refusal};
+use crate::access::Permitted;
 use crate::audit::Audit;
+use crate::lane::Lane;
 use crate::operation::{audit_query, audited};
 use crate::peers::proto::ReadRevisionRequest;
 use crate::peers::proto::forward_reply::Outcome;
@@ -37,9 +39,13 @@ impl Service {
     }
 
     /// A page of grants that are over, of this node and, where it has a gap, of others.
-    pub(crate) async fn audit_page(&self, request: &QueryAuditRequest) -> Result<QueryAuditResponse, ApiError> {
+    pub(crate) async fn audit_page(
+        &self,
+        permitted: &Permitted<QueryAuditRequest>,
+    ) -> Result<QueryAuditResponse, ApiError> {
+        let request = permitted.wanted();
         let query = audit_query(request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
-        self.audit_recorded().await?;
+        self.audit_recorded(permitted).await?;
         let own = told(find(self.audit()?, query).await?, request);
         if own.gaps.is_empty() {
             return Ok(own);
@@ -47,7 +53,7 @@ impl Service {
         let others = self.others();
         let mut page = own;
         for other in others {
-            if let Some(theirs) = self.ask_other(other, request).await {
+            if let Some(theirs) = self.ask_other(other, permitted).await {
                 page = merged(page, theirs);
             }
             if page.gaps.is_empty() {
@@ -69,11 +75,11 @@ impl Service {
     }
 
     /// Waits until this node's recorder has what the leader had applied.
-    pub(crate) async fn audit_recorded(&self) -> Result<u64, ApiError> {
+    pub(crate) async fn audit_recorded<T>(&self, permitted: &Permitted<T>) -> Result<u64, ApiError> {
         let audit = self.audit()?;
         let lane = self.lanes.root();
         check_standing(lane)?;
-        let committed = self.operate(ReadRevisionRequest {}).await?.revision;
+        let committed = self.operate(permitted.as_part(ReadRevisionRequest {})).await?.revision;
         audit.flush_refusals();
         let deadline = Instant::now() + RECORDED_WAIT;
         loop {
@@ -97,9 +103,14 @@ impl Service {
         status.members.iter().map(|known| known.member).filter(|member| *member != lane.view.own()).collect()
     }
 
-    async fn ask_other(&self, other: MemberId, request: &QueryAuditRequest) -> Option<QueryAuditResponse> {
+    async fn ask_other(
+        &self,
+        other: MemberId,
+        permitted: &Permitted<QueryAuditRequest>,
+    ) -> Option<QueryAuditResponse> {
         let forwarder = self.forwarders.get(other)?;
-        let mut asked = PassedOn::send(forwarder, GroupId::ROOT, READ_AUDIT, request.encode_to_vec())?;
+        let (request, caller) = (permitted.wanted().encode_to_vec(), permitted.caller());
+        let mut asked = PassedOn::send(forwarder, GroupId::ROOT, READ_AUDIT, request, caller)?;
         match timeout(OTHERS_WAIT, asked.answer()).await {
             Ok(Ok(Outcome::Response(bytes))) => QueryAuditResponse::decode(bytes.as_slice()).ok(),
             _ => None,
@@ -107,10 +118,11 @@ impl Service {
     }
 
     /// Answers another node for this node's own audit.
-    pub(super) async fn answer_audit(&self, request: &[u8]) -> Outcome {
+    pub(super) async fn answer_audit(&self, lane: &Lane, request: &[u8], caller: &Caller) -> Outcome {
         let answer = async {
             let request = QueryAuditRequest::decode(request)
                 .map_err(|error| ApiError::new(Reason::Internal, error.to_string()))?;
+            let request = lane.view.guard.permit_forwarded(caller, request)?.into_wanted();
             let query = audit_query(&request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
             let audit = self.audit()?;
             audit.hurry();

@@ -30,6 +30,7 @@ impl AuditBook {
             let at = match &committed.command {
                 Command::Release { since_unix_ms, .. }
                 | Command::RevokeLease { since_unix_ms, .. }
+                | Command::EndHolds { since_unix_ms, .. }
                 | Command::Expire { since_unix_ms, .. } => Some(*since_unix_ms),
                 _ => None,
             };
