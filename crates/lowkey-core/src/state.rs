@@ -255,7 +255,11 @@ fn sign(events: &mut [Event], command: &Command) {
                     true => ended.granted_unix_ms,
                 };
             }
-            Event::LeaseStarted { .. } | Event::LeaseEnded { .. } | Event::WaitEnded { .. } => {}
+            Event::LeaseStarted { .. }
+            | Event::LeaseEnded { .. }
+            | Event::HoldStarted { .. }
+            | Event::HoldEnded { .. }
+            | Event::WaitEnded { .. } => {}
         }
     }
 }
