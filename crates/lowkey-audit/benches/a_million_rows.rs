@@ -32,7 +32,8 @@ fn ended(number: u64) -> Box<EndedGrant> {
 fn main() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = Options { queue_bytes: 1 << 30, ..Options::new(folder.path().into(), "c".into()) };
-    let recorder = Recorder::start(options, 1, |outcome| outcome.expect("it can be written")).expect("a thread");
+    let recorder =
+        Recorder::start(options, 1, |outcome| outcome.expect("it can be written")).expect("a thread");
     let feed = recorder.feed();
     let began = Instant::now();
     for number in 1..=ROWS {

@@ -202,15 +202,15 @@ impl AuditFile {
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA cache_size = -2048; \
              PRAGMA wal_autocheckpoint = 1000; PRAGMA temp_store = MEMORY; PRAGMA busy_timeout = 1000;",
         )?;
-        connection.execute_batch(&format!(
-            "BEGIN IMMEDIATE;{SCHEMA}PRAGMA user_version = {VERSION};COMMIT;"
-        ))?;
+        connection
+            .execute_batch(&format!("BEGIN IMMEDIATE;{SCHEMA}PRAGMA user_version = {VERSION};COMMIT;"))?;
         connection.execute(
             "INSERT OR IGNORE INTO about VALUES (1, ?1, ?2, ?2, ?3, ?3)",
             params![cluster, signed(after), signed(now_unix_ms)],
         )?;
-        let about = FileAbout::read(&connection)?
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the file says nothing about itself"))?;
+        let about = FileAbout::read(&connection)?.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "the file says nothing about itself")
+        })?;
         Ok(Self { identity: identity(path)?, path: path.to_owned(), connection, about })
     }
 
@@ -229,9 +229,11 @@ impl AuditFile {
         let through = through.max(self.about.through);
         let transaction = self.connection.transaction()?;
         for gap in gaps {
-            transaction
-                .prepare_cached("INSERT INTO gaps VALUES (?1, ?2, ?3)")?
-                .execute(params![signed(gap.after), signed(gap.through), gap.cause.name()])?;
+            transaction.prepare_cached("INSERT INTO gaps VALUES (?1, ?2, ?3)")?.execute(params![
+                signed(gap.after),
+                signed(gap.through),
+                gap.cause.name()
+            ])?;
         }
         {
             let mut insert = transaction.prepare_cached(
@@ -265,13 +267,15 @@ impl AuditFile {
             }
         }
         for event in events {
-            transaction.prepare_cached("INSERT INTO events VALUES (?1, ?2, ?3, ?4, ?5)")?.execute(params![
-                signed(event.unix_ms),
-                event.kind.name(),
-                signed(event.term),
-                event.what,
-                signed(event.count)
-            ])?;
+            transaction.prepare_cached("INSERT INTO events VALUES (?1, ?2, ?3, ?4, ?5)")?.execute(
+                params![
+                    signed(event.unix_ms),
+                    event.kind.name(),
+                    signed(event.term),
+                    event.what,
+                    signed(event.count)
+                ],
+            )?;
         }
         transaction
             .prepare_cached("UPDATE about SET through = ?1, newest_unix_ms = ?2")?
@@ -314,9 +318,7 @@ impl AuditFile {
         match identity(&self.path) {
             Ok(found) if found == self.identity => Ok(()),
             Ok(_) => Err(AuditError::Gone(self.path.clone())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(AuditError::Gone(self.path.clone()))
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(AuditError::Gone(self.path.clone())),
             Err(error) => Err(error.into()),
         }
     }

@@ -132,9 +132,12 @@ impl Reader {
             let left = signed((count_max - happenings.len()) as u64);
             let found = statement.query_map(params![signed(since_unix_ms), left], |row| {
                 let kind: String = row.get(1)?;
-                Ok(HappeningKind::named(&kind).map(|kind| (row.get(0), kind, row.get(2), row.get(3), row.get(4))))
+                Ok(HappeningKind::named(&kind)
+                    .map(|kind| (row.get(0), kind, row.get(2), row.get(3), row.get(4))))
             })?;
-            for (unix_ms, kind, term, what, count) in found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
+            for (unix_ms, kind, term, what, count) in
+                found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten()
+            {
                 happenings.push(Happening {
                     unix_ms: unsigned(unix_ms?),
                     kind,
@@ -226,9 +229,8 @@ fn id_of(connection: &Connection, position: Position) -> Result<i64, AuditError>
         let middle = low + (high - low + 1) / 2;
         let found: Option<(i64, u32)> =
             at.query_row([middle], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-        let is_behind = found.is_some_and(|(revision, ordinal)| {
-            Position { revision: unsigned(revision), ordinal } > position
-        });
+        let is_behind = found
+            .is_some_and(|(revision, ordinal)| Position { revision: unsigned(revision), ordinal } > position);
         if is_behind {
             high = middle - 1;
         } else {

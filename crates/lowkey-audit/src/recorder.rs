@@ -404,8 +404,11 @@ impl Writer {
         }
         self.retired = Some(Instant::now());
         let gaps = self.shelf.retire(now, self.options.keep, self.options.bytes_max)?;
-        let gaps: Vec<Gap> =
-            gaps.into_iter().filter(|(cluster, _)| *cluster == self.options.cluster).map(|(_, gap)| gap).collect();
+        let gaps: Vec<Gap> = gaps
+            .into_iter()
+            .filter(|(cluster, _)| *cluster == self.options.cluster)
+            .map(|(_, gap)| gap)
+            .collect();
         if let Some(file) = self.file.as_mut().filter(|_| !gaps.is_empty()) {
             let through = file.about.through;
             // One says it for all: the last goes furthest.

@@ -48,7 +48,12 @@ impl Shelf {
 
     /// Opens the newest file if it is of this cluster, or begins a new one behind this revision. A file that cannot be
     /// used is left as it is, and a new one begun.
-    pub(crate) fn open_newest(&self, cluster: &str, after: u64, now_unix_ms: u64) -> Result<AuditFile, AuditError> {
+    pub(crate) fn open_newest(
+        &self,
+        cluster: &str,
+        after: u64,
+        now_unix_ms: u64,
+    ) -> Result<AuditFile, AuditError> {
         fs::create_dir_all(&self.directory)?;
         let newest = self.files()?.pop();
         if let Some((_, path)) = &newest
@@ -65,7 +70,12 @@ impl Shelf {
     }
 
     /// Begins the file behind this one.
-    pub(crate) fn open_next(&self, cluster: &str, after: u64, now_unix_ms: u64) -> Result<AuditFile, AuditError> {
+    pub(crate) fn open_next(
+        &self,
+        cluster: &str,
+        after: u64,
+        now_unix_ms: u64,
+    ) -> Result<AuditFile, AuditError> {
         let number = self.files()?.last().map_or(1, |(number, _)| number + 1);
         AuditFile::open(&self.path(number), cluster, after, now_unix_ms)
     }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lowkey_audit::{
-    Cause, Feed, Gap, GapCause, Happening, HappeningKind, Options, Page, Position, Query, Reader, Recorder, Row,
-    append_recovered,
+    Cause, Feed, Gap, GapCause, Happening, HappeningKind, Options, Page, Position, Query, Reader, Recorder,
+    Row, append_recovered,
 };
 use lowkey_core::{EndedGrant, LeaseId, LockName, Mode, OwnerId, Scope, Silence, Token, Ttl};
 
@@ -85,7 +85,10 @@ fn a_row_is_read_back_as_it_was_written() {
         Row::new("c1", *ended("a", 3), place(5, 0), 2),
     ];
     for (row, expected) in page.rows.iter().zip(&expected) {
-        assert_eq!(Row { ended_unix_ms: None, ..row.clone() }, Row { ended_unix_ms: None, ..expected.clone() });
+        assert_eq!(
+            Row { ended_unix_ms: None, ..row.clone() },
+            Row { ended_unix_ms: None, ..expected.clone() }
+        );
     }
     assert_eq!((page.rows.len(), page.gaps.len(), page.through), (3, 0, Position::end_of(5)));
     assert_eq!(page.rows[0].detail(), "last renewal 30.02 s before, no leader change");
@@ -290,7 +293,9 @@ fn what_was_held_when_a_cluster_was_recovered_is_marked() {
     let page = find(folder.path(), &all());
     assert_eq!(tokens(&page), [1, 2, 1 << 33]);
     assert_eq!((&page.rows[1].cluster, &page.rows[2].cluster), (&"c1".to_owned(), &"c2".to_owned()));
-    assert!(page.rows[1].detail().ends_with("perhaps uncommitted: from the log of the one node that was left"));
+    assert!(
+        page.rows[1].detail().ends_with("perhaps uncommitted: from the log of the one node that was left")
+    );
     assert_eq!(page.gaps, [gap(5, 8, GapCause::Unrecorded)]);
 }
 

@@ -170,7 +170,13 @@ pub(crate) struct ServerArgs {
     max_memory_per_connection_mib: usize,
 
     /// Whether to record grants when they end: see `lowkey explain` and `lowkey audit`
-    #[arg(long, value_name = "WHETHER", default_value = "on", env = "LOWKEY_AUDIT", help_heading = "The audit")]
+    #[arg(
+        long,
+        value_name = "WHETHER",
+        default_value = "on",
+        env = "LOWKEY_AUDIT",
+        help_heading = "The audit"
+    )]
     audit: OnOff,
 
     /// For how long the audit is kept

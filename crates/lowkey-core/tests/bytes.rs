@@ -41,7 +41,11 @@ fn lock() -> impl Strategy<Value = LockName> {
 
 fn silence() -> impl Strategy<Value = Silence> {
     let parts = (any::<u64>(), prop_oneof![Just(0), any::<u64>()], any::<bool>());
-    parts.prop_map(|(silent_ms, stalled_ms, leader_changed)| Silence { silent_ms, stalled_ms, leader_changed })
+    parts.prop_map(|(silent_ms, stalled_ms, leader_changed)| Silence {
+        silent_ms,
+        stalled_ms,
+        leader_changed,
+    })
 }
 
 fn ttl() -> impl Strategy<Value = Ttl> {
@@ -97,7 +101,14 @@ fn command() -> impl Strategy<Value = Command> {
             }
         ),
         (lock(), owner(), with, how, any::<(u64, bool)>(), request()).prop_map(
-            |(lock, owner, with, (mode, scope, value, wait, max_hold), (since_unix_ms, keeps_asked), request)| {
+            |(
+                lock,
+                owner,
+                with,
+                (mode, scope, value, wait, max_hold),
+                (since_unix_ms, keeps_asked),
+                request,
+            )| {
                 Command::Acquire {
                     lock,
                     owner,
@@ -134,14 +145,13 @@ fn command() -> impl Strategy<Value = Command> {
             }),
         (collection::vec(any::<u64>().prop_map(Ticket), 0..20), any::<u64>())
             .prop_map(|(tickets, since_unix_ms)| Command::CancelWait { tickets, since_unix_ms }),
-        (collection::vec((any::<u64>(), silence()), 0..20), any::<bool>(), any::<u64>(), any::<u64>()).prop_map(
-            |(ended, tells, decided_term, since_unix_ms)| Command::Expire {
+        (collection::vec((any::<u64>(), silence()), 0..20), any::<bool>(), any::<u64>(), any::<u64>())
+            .prop_map(|(ended, tells, decided_term, since_unix_ms)| Command::Expire {
                 leases: ended.iter().map(|(lease, _)| LeaseId(*lease)).collect(),
                 decided_term,
                 since_unix_ms,
                 silences: ended.into_iter().filter(|_| tells).map(|(_, silence)| silence).collect(),
-            }
-        ),
+            }),
         (collection::vec((lock(), any::<u64>(), any::<u64>()), 0..20), any::<u64>(), any::<u64>()).prop_map(
             |(holds, decided_term, since_unix_ms)| Command::EndHolds {
                 holds: holds

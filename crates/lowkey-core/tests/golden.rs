@@ -62,7 +62,8 @@ mod wire;
 test_each_path! { in "./crates/lowkey-core/tests/testscripts" as testscripts => run_script }
 
 fn run_script(path: &Path) {
-    let mut runner = Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1, audits: false };
+    let mut runner =
+        Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1, audits: false };
     goldenscript::run(&mut runner, path).expect("the script can be read");
 }
 
@@ -298,33 +299,31 @@ impl Entry {
                 since,
                 keeps_asked,
                 request,
-            } => {
-                Command::Acquire {
-                    lock: LockName::parse(&lock)?,
-                    owner: OwnerId::parse(&owner)?,
-                    with: match (lease, ttl) {
-                        (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
-                        (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
-                        _ => return Err("acquire takes a lease or a ttl".into()),
-                    },
-                    mode: match mode.as_deref() {
-                        None | Some("exclusive") => Mode::Exclusive,
-                        Some("shared") => Mode::Shared,
-                        Some(other) => return Err(format!("no such mode: {other}").into()),
-                    },
-                    scope: match scope.as_deref() {
-                        None | Some("name") => Scope::Name,
-                        Some("subtree") => Scope::Subtree,
-                        Some(other) => return Err(format!("no such scope: {other}").into()),
-                    },
-                    value: Value::parse(&value)?,
-                    wait,
-                    max_hold: MaxHold::parse(max_hold)?,
-                    since_unix_ms: since,
-                    keeps_asked,
-                    request: id(request)?,
-                }
-            }
+            } => Command::Acquire {
+                lock: LockName::parse(&lock)?,
+                owner: OwnerId::parse(&owner)?,
+                with: match (lease, ttl) {
+                    (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
+                    (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
+                    _ => return Err("acquire takes a lease or a ttl".into()),
+                },
+                mode: match mode.as_deref() {
+                    None | Some("exclusive") => Mode::Exclusive,
+                    Some("shared") => Mode::Shared,
+                    Some(other) => return Err(format!("no such mode: {other}").into()),
+                },
+                scope: match scope.as_deref() {
+                    None | Some("name") => Scope::Name,
+                    Some("subtree") => Scope::Subtree,
+                    Some(other) => return Err(format!("no such scope: {other}").into()),
+                },
+                value: Value::parse(&value)?,
+                wait,
+                max_hold: MaxHold::parse(max_hold)?,
+                since_unix_ms: since,
+                keeps_asked,
+                request: id(request)?,
+            },
             Self::Release { lock, lease, by_request, give_up, owner, token, actor, since, request } => {
                 Command::Release {
                     lock: LockName::parse(&lock)?,

@@ -348,7 +348,12 @@ impl Observed {
             "Grants that were not recorded: there was no room in the queue",
             standing.dropped_rows,
         )?;
-        counter(encoder, "audit_gaps", "Gaps in the audit that were declared since the start", standing.gaps)?;
+        counter(
+            encoder,
+            "audit_gaps",
+            "Gaps in the audit that were declared since the start",
+            standing.gaps,
+        )?;
         counter(encoder, "audit_failures", "How often the audit became unwritable", standing.failures)?;
         gauge(
             encoder,

@@ -299,14 +299,8 @@ fn run(
     let metrics = Metrics::new(&replica_metrics, observed);
     let host = Host::start(clock, wal, links, replica_metrics, directory.path.clone()).map_err(no_thread)?;
     let snapshot_jobs = snapshot_maker::start(Arc::clone(&root), audit.clone()).map_err(no_thread)?;
-    let driver = Driver {
-        host: Arc::clone(&host),
-        lane: root,
-        replica,
-        snapshot_jobs,
-        feed,
-        audit: audit.clone(),
-    };
+    let driver =
+        Driver { host: Arc::clone(&host), lane: root, replica, snapshot_jobs, feed, audit: audit.clone() };
     let ended = turns::start(driver)?;
     let service = Arc::new(Service {
         node_name: info.name.to_string(),
@@ -580,11 +574,7 @@ impl RunningNode {
 }
 
 /// Waits for the last turn, then closes the log in good order.
-async fn close(
-    ended: turns::Ended,
-    host: Arc<Host>,
-    audit: Option<Arc<Audit>>,
-) -> Result<(), StartError> {
+async fn close(ended: turns::Ended, host: Arc<Host>, audit: Option<Arc<Audit>>) -> Result<(), StartError> {
     let gone = || StartError::Replica("the replica is gone".into());
     ended.await.map_err(|_| gone())??;
     tokio::task::spawn_blocking(move || host.log.close()).await.map_err(|_| gone())??;

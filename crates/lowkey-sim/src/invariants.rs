@@ -25,8 +25,8 @@ mod watches;
 
 pub(crate) use acknowledged::Acknowledged;
 pub(crate) use agreement::{Agreement, Committed};
-pub use chronicle::{Chronicle, HoldSeen, LockAt, WaitSeen};
 pub(crate) use audit::AuditBook;
+pub use chronicle::{Chronicle, HoldSeen, LockAt, WaitSeen};
 pub(crate) use elections::{Elections, one_leader};
 pub(crate) use expiry::Expiry;
 pub use fencing::{Fencing, Write};

@@ -294,7 +294,9 @@ fn follow(args: &FollowArgs) -> ExitCode {
                     }
                     match service.json {
                         true => print_json(grant)?,
-                        false => writeln!(io::stdout().lock(), "{}\t{}", grant.position, cells(grant).join("\t"))?,
+                        false => {
+                            writeln!(io::stdout().lock(), "{}\t{}", grant.position, cells(grant).join("\t"))?
+                        }
                     }
                 }
                 new.try_for_each(|gap| print_gap(service, &gap))
@@ -385,12 +387,17 @@ fn csv_line(grant: &AuditedGrant) -> String {
 
 /// In quotes, doubled within, where it could be taken for something else.
 fn csv_text(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
 }
 
 fn parse_since(text: &str) -> Result<Since, String> {
     let allowed = || {
-        "must be how long ago, such as 90m, 24h or 7d, or a moment in UTC, such as 2026-03-01T03:00:00Z".to_owned()
+        "must be how long ago, such as 90m, 24h or 7d, or a moment in UTC, such as 2026-03-01T03:00:00Z"
+            .to_owned()
     };
     if let Some(days) = text.strip_suffix('d') {
         let days = days.parse::<u64>().ok().filter(|days| *days <= 36_500).ok_or_else(allowed)?;
@@ -440,7 +447,15 @@ mod tests {
         assert_eq!(parse_since("7d"), Ok(Since::Ago(Duration::from_secs(7 * 86_400))));
         assert_eq!(parse_since("2026-03-01T03:00:02Z"), Ok(Since::UnixMs(1_772_334_002_000)));
         assert_eq!(parse_since("1970-01-01"), Ok(Since::UnixMs(0)));
-        for text in ["", "yesterday", "2026-3-1", "2026-13-01", "2026-03-01T25:00:00Z", "2026-03-01 03:00", "99999999d"] {
+        for text in [
+            "",
+            "yesterday",
+            "2026-3-1",
+            "2026-13-01",
+            "2026-03-01T25:00:00Z",
+            "2026-03-01 03:00",
+            "99999999d",
+        ] {
             assert!(parse_since(text).is_err(), "{text}");
         }
     }

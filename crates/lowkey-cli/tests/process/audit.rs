@@ -67,7 +67,10 @@ fn what_happened_to_a_lock_is_told_on_any_node() {
         let sentences: Vec<&str> =
             told["sentences"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
         assert_eq!(sentences.len(), 3, "{sentences:?}");
-        assert!(sentences[0].starts_with("worker-3 holds billing/nightly with token 3 since "), "{sentences:?}");
+        assert!(
+            sentences[0].starts_with("worker-3 holds billing/nightly with token 3 since "),
+            "{sentences:?}"
+        );
         assert!(sentences[1].starts_with("Token 2 was worker-2's: granted "), "{sentences:?}");
         assert!(sentences[1].contains("by expiry (last renewal 1."), "{sentences:?}");
         assert!(sentences[1].ends_with("before, no leader change)."), "{sentences:?}");
@@ -190,7 +193,9 @@ fn an_audit_that_cannot_be_written_stops_no_lock_and_says_so() {
     pair("c");
     // The way is free again.
     fs::remove_file(&directory).unwrap();
-    eventually("it is written again", || node.log_text().contains("the audit is written again").then_some(()));
+    eventually("it is written again", || {
+        node.log_text().contains("the audit is written again").then_some(())
+    });
     let third = pair("d");
     let (rows, gaps) = audit(&node);
     assert!(rows.contains_key(&second) && rows.contains_key(&third), "{rows:?}");
@@ -223,7 +228,9 @@ fn who_follows_is_told_of_each_end_and_can_go_on_later() {
     let position = audit(&node).0["1"]["position"].as_str().unwrap().to_owned();
     let out = folder.path().join("followed");
     let mut command = lowkey();
-    command.args(["audit", "follow", "--json", "--after", &position]).args(["--endpoints", &format!("http://127.0.0.1:{}", node.ports.grpc)]);
+    command
+        .args(["audit", "follow", "--json", "--after", &position])
+        .args(["--endpoints", &format!("http://127.0.0.1:{}", node.ports.grpc)]);
     let mut child = command.stdout(fs::File::create(&out).unwrap()).stderr(Stdio::null()).spawn().unwrap();
     end("after/1");
     end("after/2");

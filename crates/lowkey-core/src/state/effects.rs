@@ -5,8 +5,8 @@ use super::waiting::Freed;
 use super::{Lease, State, Wait};
 use crate::claim::Claim;
 use crate::command::{
-    AcquireWith, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, HoldRef, InTheWay, NodeInfo,
-    Reply, Requester, Silence, WaitEnd,
+    AcquireWith, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, HoldRef, InTheWay,
+    NodeInfo, Reply, Requester, Silence, WaitEnd,
 };
 use crate::holders::Grant;
 use crate::mutants;

@@ -71,7 +71,9 @@ impl Story<'_> {
     fn holds(&self, holder: &LockHolder) -> String {
         let since = unsigned(holder.since_unix_ms).unwrap_or(0);
         let left = match holder.remaining_ms {
-            Some(ms) => format!("; its lease {} has {} left", holder.lease_id, span(unsigned(ms).unwrap_or(0))),
+            Some(ms) => {
+                format!("; its lease {} has {} left", holder.lease_id, span(unsigned(ms).unwrap_or(0)))
+            }
             None => String::new(),
         };
         format!(
@@ -165,7 +167,10 @@ impl Story<'_> {
     pub(crate) fn of_token(&self, token: u64, rows: &[Row]) -> Vec<String> {
         let name = &self.lock.lock_name;
         if let Some(now) = self.holders.iter().find(|it| it.holder.fencing_token == token) {
-            return vec![self.holds(&now.holder), format!("Token {token} is current: nothing came after it.")];
+            return vec![
+                self.holds(&now.holder),
+                format!("Token {token} is current: nothing came after it."),
+            ];
         }
         let Some(row) = rows.iter().find(|row| row.token == token) else {
             return vec![format!("No grant of {name} with token {token} is on record.")];
@@ -354,18 +359,20 @@ mod tests {
                 "A resource that has seen a higher token refuses a write with token 42.",
             ]
         );
-        assert_eq!(
-            story.of_token(7, &[]),
-            ["No grant of billing/nightly with token 7 is on record."]
-        );
+        assert_eq!(story.of_token(7, &[]), ["No grant of billing/nightly with token 7 is on record."]);
     }
 
     #[test]
     fn what_is_odd_is_said_with_its_likely_cause() {
         let rows = [1, 2, 3].map(|token| row(token, "worker-7", Cause::Expired));
         let (lock, holders) = (lock(&[("worker-2", 10_000)]), [holder(9, "worker-1", 40_000, 5_000)]);
-        let story =
-            Story { now_unix_ms: THREE + 250_000, lock: &lock, holders: &holders, rows: &rows, happenings: &[] };
+        let story = Story {
+            now_unix_ms: THREE + 250_000,
+            lock: &lock,
+            holders: &holders,
+            rows: &rows,
+            happenings: &[],
+        };
         assert_eq!(
             story.oddities(),
             [

@@ -134,7 +134,8 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
     rows.retain(|row| !now.holders.iter().any(|holder| holder.fencing_token == row.token));
     let since = unix_ms().saturating_sub(24 * 3600 * 1000);
     let happenings = service.happenings(since).await?;
-    let story = Story { now_unix_ms: unix_ms(), lock: &now, holders: &holders, rows: &rows, happenings: &happenings };
+    let story =
+        Story { now_unix_ms: unix_ms(), lock: &now, holders: &holders, rows: &rows, happenings: &happenings };
     let (sentences, oddities) = match request.fencing_token {
         0 => (story.sentences(), story.oddities()),
         token => (story.of_token(token, &token_rows), Vec::new()),
@@ -174,8 +175,11 @@ async fn rows_of_token(
         gaps.clear();
         return Ok(found);
     }
-    let request =
-        QueryAuditRequest { lock_name: lock.to_owned(), fencing_token: token, ..QueryAuditRequest::default() };
+    let request = QueryAuditRequest {
+        lock_name: lock.to_owned(),
+        fencing_token: token,
+        ..QueryAuditRequest::default()
+    };
     let page = service.audit_page(&call.as_part(request)).await?;
     *gaps = page.gaps;
     page.grants.into_iter().map(row_of).collect()

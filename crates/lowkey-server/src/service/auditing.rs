@@ -89,7 +89,8 @@ impl Service {
             }
             if standing.failure.is_some() || Instant::now() >= deadline {
                 let why = standing.failure.unwrap_or_else(|| "it is behind".to_owned());
-                let message = format!("this node's audit is not complete yet ({why}); ask again, or another node");
+                let message =
+                    format!("this node's audit is not complete yet ({why}); ask again, or another node");
                 return Err(ApiError::new(Reason::AuditBehind, message).retry_after_ms(1_000));
             }
             audit.hurry();
@@ -162,11 +163,7 @@ fn told(page: Page, request: &QueryAuditRequest) -> QueryAuditResponse {
 }
 
 pub(crate) fn gap(gap: &lowkey_audit::Gap) -> AuditGap {
-    AuditGap {
-        after_revision: gap.after,
-        through_revision: gap.through,
-        cause: gap.cause.name().to_owned(),
-    }
+    AuditGap { after_revision: gap.after, through_revision: gap.through, cause: gap.cause.name().to_owned() }
 }
 
 /// What two nodes know together, as far as both have looked.
@@ -201,7 +198,8 @@ mod tests {
     use super::*;
 
     fn page(revisions: &[u64], through: &str, gaps: &[(u64, u64)]) -> QueryAuditResponse {
-        let grant = |revision: &u64| AuditedGrant { position: format!("{revision}.0"), ..AuditedGrant::default() };
+        let grant =
+            |revision: &u64| AuditedGrant { position: format!("{revision}.0"), ..AuditedGrant::default() };
         let gap = |(after_revision, through_revision): &(u64, u64)| AuditGap {
             after_revision: *after_revision,
             through_revision: *through_revision,

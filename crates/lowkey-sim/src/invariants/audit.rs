@@ -37,10 +37,15 @@ impl AuditBook {
             if at.is_some_and(|at| at != ended.ended_unix_ms) {
                 return broken(
                     NAME,
-                    format!("token {} ended at {at:?}, and is told to have ended at {}", ended.token, ended.ended_unix_ms),
+                    format!(
+                        "token {} ended at {at:?}, and is told to have ended at {}",
+                        ended.token, ended.ended_unix_ms
+                    ),
                 );
             }
-            if let (Command::Expire { leases, silences, .. }, Some(silence)) = (&committed.command, ended.silence) {
+            if let (Command::Expire { leases, silences, .. }, Some(silence)) =
+                (&committed.command, ended.silence)
+            {
                 let told = leases.iter().position(|lease| *lease == ended.lease);
                 if told.and_then(|place| silences.get(place)) != Some(&silence) {
                     return broken(NAME, format!("token {} has the silence of another lease", ended.token));
@@ -59,16 +64,24 @@ impl AuditBook {
             return Ok(());
         }
         if audit.through() < applied {
-            return broken(NAME, format!("n{member} recorded through {}, and applied {applied}", audit.through()));
+            return broken(
+                NAME,
+                format!("n{member} recorded through {}, and applied {applied}", audit.through()),
+            );
         }
         for (at, row) in self.rows.range(..=(applied, u32::MAX)) {
             match audit.rows().get(at) {
                 Some(own) if own == row => {}
-                Some(own) => return broken(NAME, format!("n{member} has {own:?} at {at:?}, and not {row:?}")),
+                Some(own) => {
+                    return broken(NAME, format!("n{member} has {own:?} at {at:?}, and not {row:?}"));
+                }
                 None if audit.is_in_gap(at.0) => {}
                 None => {
                     let token = row.ended.token;
-                    return broken(NAME, format!("n{member} has no row of token {token}, and declares no gap"));
+                    return broken(
+                        NAME,
+                        format!("n{member} has no row of token {token}, and declares no gap"),
+                    );
                 }
             }
         }
