@@ -5,6 +5,7 @@
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `leases.rs`: `lease list`, `lease get`, `revoke`
 //! - `changes.rs`: `leader`, `watch`
+//! - `audit.rs`: `explain`, and `audit query`, `export`, `follow`: what is over
 //! - `fence.rs`: `fence sql`, `fence reset`, which talk to nobody
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `cert.rs`: certificates, which concern no cluster
@@ -14,6 +15,7 @@
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
 pub(crate) mod access;
+pub(crate) mod audit;
 pub(crate) mod bench;
 pub(crate) mod cert;
 pub(crate) mod changes;

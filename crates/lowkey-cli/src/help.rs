@@ -129,6 +129,40 @@ const HELP: &[Help] = &[
         page: "docs/guides/fencing.md",
     },
     Help {
+        command: "explain",
+        examples: &["lowkey explain billing/nightly", "lowkey explain billing/nightly --token 42"],
+        commands: "audit query, get, watch",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit",
+        examples: &["lowkey audit query --lock billing/nightly", "lowkey audit follow"],
+        commands: "explain, watch",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit query",
+        examples: &[
+            "lowkey audit query --lock billing/nightly --since 24h",
+            "lowkey audit query --token 42",
+            "lowkey audit query --cause expired --since 1h --json",
+        ],
+        commands: "explain, audit export",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit export",
+        examples: &["lowkey audit export --format csv --since 24h > grants.csv"],
+        commands: "audit query",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit follow",
+        examples: &["lowkey audit follow", "lowkey audit follow --after 1204.0 --json"],
+        commands: "audit query, watch",
+        page: "docs/guides/incident.md",
+    },
+    Help {
         command: "leader",
         examples: &["lowkey leader scheduler", "lowkey leader scheduler --watch"],
         commands: "elect",

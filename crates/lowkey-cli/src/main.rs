@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    access, bench, cert, changes, completions, detached, dev, fence, leases, locks, member, recover, run,
-    status,
+    access, audit, bench, cert, changes, completions, detached, dev, fence, leases, locks, member, recover,
+    run, status,
 };
 use exit::CommandFailure;
 
@@ -64,6 +64,10 @@ enum Command {
     Get(locks::GetArgs),
     /// Tell whether a fencing token is current: status 0 if so, 1 if not
     Check(locks::CheckArgs),
+    /// Tell in sentences what happened to a lock: who holds it, who waits, who lost it and why
+    Explain(audit::ExplainArgs),
+    /// Show grants that are over, export them, or follow them as they end
+    Audit(audit::AuditArgs),
     /// Show who leads an election; nothing (JSON: null) if nobody does
     Leader(changes::LeaderArgs),
     /// Print every change of locks as it happens
@@ -197,6 +201,8 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Ls(args) => locks::ls(&args),
         Command::Get(args) => locks::get(&args),
         Command::Check(args) => locks::check(&args),
+        Command::Explain(args) => audit::explain(&args),
+        Command::Audit(args) => audit::audit(&args),
         Command::Leader(args) => changes::leader(&args),
         Command::Watch(args) => changes::watch(&args),
         Command::Status(args) => status::status(&args),

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
@@ -12,7 +13,7 @@ use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{About, Config, Ended, JoinToken, RunningNode, StartError};
+use lowkey_server::{About, AuditLimits, Config, Ended, JoinToken, RunningNode, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -168,6 +169,24 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, env = "LOWKEY_MAX_MEMORY_PER_CONNECTION_MIB", value_parser = parse_positive, help_heading = "Limits")]
     max_memory_per_connection_mib: usize,
 
+    /// Whether to record grants when they end: see `lowkey explain` and `lowkey audit`
+    #[arg(
+        long,
+        value_name = "WHETHER",
+        default_value = "on",
+        env = "LOWKEY_AUDIT",
+        help_heading = "The audit"
+    )]
+    audit: OnOff,
+
+    /// For how long the audit is kept
+    #[arg(long, value_name = "TIME", default_value = "30d", env = "LOWKEY_AUDIT_KEEP", value_parser = parse_keep, help_heading = "The audit")]
+    audit_keep: Duration,
+
+    /// How large the audit's files may be together: the oldest are deleted first
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", env = "LOWKEY_AUDIT_MAX_SIZE", value_parser = parse_size, help_heading = "The audit")]
+    audit_max_size: u64,
+
     /// Write logs as JSON, one object a line
     #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new(), help_heading = "Logs")]
     log_json: bool,
@@ -175,6 +194,36 @@ pub(crate) struct ServerArgs {
     /// What to log: `info`, `debug`, or a filter such as `lowkey_server=debug`
     #[arg(long, value_name = "FILTER", default_value = "info", env = "LOWKEY_LOG", help_heading = "Logs")]
     log: String,
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnOff {
+    On,
+    Off,
+}
+
+/// A time such as 30d, from an hour.
+fn parse_keep(text: &str) -> Result<Duration, String> {
+    let allowed = || "must be a whole number with a unit, such as 12h or 30d, from 1h to 3650d".to_owned();
+    let hours = match text.strip_suffix('d') {
+        Some(days) => days.parse::<u64>().ok().and_then(|days| days.checked_mul(24)),
+        None => text.strip_suffix('h').and_then(|hours| hours.parse().ok()),
+    };
+    let hours = hours.filter(|hours| (1..=3650 * 24).contains(hours)).ok_or_else(allowed)?;
+    Ok(Duration::from_secs(hours * 3600))
+}
+
+/// A size such as 1GiB, from 16 MiB.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let allowed = || "must be a whole number with a unit, such as 256MiB or 1GiB, from 16MiB".to_owned();
+    let (number, unit) = match (text.strip_suffix("MiB"), text.strip_suffix("GiB")) {
+        (Some(number), _) => (number, 1 << 20),
+        (_, Some(number)) => (number, 1 << 30),
+        _ => return Err(allowed()),
+    };
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.filter(|bytes| *bytes >= 16 << 20 && *bytes <= 1 << 50).ok_or_else(allowed)
 }
 
 fn parse_positive(text: &str) -> Result<usize, String> {
@@ -341,6 +390,8 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
             },
             ..ServeLimits::default()
         },
+        audit: (args.audit == OnOff::On)
+            .then_some(AuditLimits { keep: args.audit_keep, bytes_max: args.audit_max_size }),
     };
     let mut node = tokio::select! {
         node = lowkey_server::start(config) => node?,
@@ -439,6 +490,20 @@ fn banner(about: &About, as_json: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_much_is_kept_has_a_number_and_a_unit() {
+        assert_eq!(parse_keep("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(parse_keep("12h"), Ok(Duration::from_secs(12 * 3600)));
+        assert_eq!(parse_size("1GiB"), Ok(1 << 30));
+        assert_eq!(parse_size("16MiB"), Ok(16 << 20));
+        for text in ["", "30", "0h", "d", "99999999d", "1.5d", "18446744073709551615d"] {
+            assert!(parse_keep(text).is_err(), "{text}");
+        }
+        for text in ["", "1", "15MiB", "1GB", "GiB", "18446744073709551615GiB"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn clients_do_not_get_all_file_descriptors() {

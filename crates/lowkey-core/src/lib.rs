@@ -33,8 +33,8 @@ pub use access::{
 };
 pub use claim::{Mode, Scope};
 pub use command::{
-    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, Holder, InTheWay,
-    NodeInfo, Refusal, Reply, Requester, WaitEnd, Waiter,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, HoldRef, Holder,
+    InTheWay, NodeInfo, Refusal, Reply, Requester, Silence, WaitEnd, Waiter,
 };
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};

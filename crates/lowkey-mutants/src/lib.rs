@@ -157,6 +157,9 @@ mutants! {
     THE_TIMING_FACTOR_IS_NEVER_TAKEN_BACK: ByScenario, "the timing factor is never taken back";
     R8_IS_STRETCHED: ByScenario, "R8 is stretched";
     A_STALL_IS_NOT_GIVEN_BACK: ByScenario, "a stall is not given back";
+    // What is kept of grants that are over.
+    A_SNAPSHOT_IS_SAVED_BEFORE_ITS_AUDIT: BySeeds, "a snapshot is saved before its audit";
+    AN_END_IS_STAMPED_WITH_ITS_GRANTS_TIME: BySeeds, "an end is stamped with its grant's time";
     // A cluster that began anew.
     A_LOCK_IS_GRANTED_IN_QUARANTINE: ByScenario, "a lock is granted in quarantine";
     QUARANTINE_ENDS_AT_ONCE: ByScenario, "quarantine ends at once";

@@ -43,5 +43,5 @@ pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use reads::{Query, Remaining};
 pub use recovery::{Found, Founding, RecoverError, Survivor, begin_anew, found};
 pub use replica::{Fatal, MemberStatus, Replica, Role, Status};
-pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};
+pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob, may_save_snapshot};
 pub use time::{MILLISECOND, Nanos};

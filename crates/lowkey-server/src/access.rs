@@ -169,6 +169,16 @@ impl Guard {
         Ok(Permitted::new(wanted, shown.caller().clone()))
     }
 
+    /// What a client asked another node for, and that one asks this for, if the client may have it.
+    pub(crate) fn permit_forwarded<T: Ruled>(
+        &self,
+        caller: &Caller,
+        wanted: T,
+    ) -> Result<Permitted<T>, ApiError> {
+        self.judge_again(caller, rule_of(&wanted))?;
+        Ok(Permitted::new(wanted, caller.clone()))
+    }
+
     /// What this node asks in its own name.
     pub(crate) fn for_node<T>(&self, wanted: T) -> Permitted<T> {
         Permitted::new(wanted, Caller::Node)

@@ -168,6 +168,20 @@ macro_rules! calls {
                     http: { POST "/v1/lock/check" r#"{"lockName":"jobs/nightly","fencingToken":1}"# }
                     session: {}
                 }
+                // Tells what happened to a lock.
+                Explain(v1::ExplainRequest) -> v1::ExplainResponse {
+                    node: { changes: false, place: Name(lock_name), needs: audit }
+                    grpc: { explain }
+                    http: { GET "/v1/explain" "name=LOCK_NAME" }
+                    session: {}
+                }
+                // Lists grants that are over: those of one lock, or all. Other nodes are asked with number 40, for what this one has not.
+                QueryAudit(v1::QueryAuditRequest) -> v1::QueryAuditResponse {
+                    node: { changes: false, place: Prefix(lock_name), needs: audit }
+                    grpc: { query_audit }
+                    http: { GET "/v1/audit" "" }
+                    session: {}
+                }
                 // Tells how this node sees the cluster.
                 GetStatus(v1::GetStatusRequest) -> v1::GetStatusResponse {
                     node: { changes: false, place: Root, needs: somebody }
@@ -461,6 +475,9 @@ macro_rules! needs {
     };
     (read, $call:expr) => {
         granted(Verb::Read, $call.place())
+    };
+    (audit, $call:expr) => {
+        granted(Verb::Audit, $call.place())
     };
     (admin, $call:expr) => {
         granted(Verb::Admin, $call.place())

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use lowkey_core::NodeName;
 
@@ -51,4 +52,21 @@ pub struct Config {
     pub watch_streams_max: usize,
     /// Limits of the two public ports.
     pub limits: ServeLimits,
+    /// How much is kept of grants that are over; nothing is if this is absent.
+    pub audit: Option<AuditLimits>,
+}
+
+/// How much a node keeps of grants that are over.
+#[derive(Clone, Copy, Debug)]
+pub struct AuditLimits {
+    /// For how long.
+    pub keep: Duration,
+    /// How much its files may take.
+    pub bytes_max: u64,
+}
+
+impl Default for AuditLimits {
+    fn default() -> Self {
+        Self { keep: Duration::from_secs(30 * 24 * 3600), bytes_max: 1 << 30 }
+    }
 }

@@ -4,12 +4,13 @@
 //! that group on this node: an inbox, and a driver that takes the replica's turns and answers.
 //!
 //! The rest: `host` is what all groups share, above all the log. `peers` carries messages and forwarded
-//! requests between nodes. `watch` tells watchers what happened. `storage` is the data directory. `recover`
+//! requests between nodes. `watch` tells watchers what happened, and `audit` those who ask later. `storage` is the data directory. `recover`
 //! makes a new cluster of one node. `metrics` counts. [`start`] puts them together.
 //!
 //! Deliberately absent: any decision about leases and locks. The replica alone decides what is granted.
 
 mod access;
+mod audit;
 mod call;
 mod config;
 mod dial;
@@ -29,7 +30,7 @@ mod service;
 mod storage;
 mod watch;
 
-pub use config::Config;
+pub use config::{AuditLimits, Config};
 pub use error::StartError;
 pub use invitation::JoinToken;
 pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;

@@ -27,7 +27,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+<<<<<<< HEAD
 use self::tally::Tally;
+=======
+use crate::audit::Audit;
+>>>>>>> audit
 use crate::edge::budget::Budget;
 use crate::edge::tls::Tls;
 use crate::lane::Lanes;
@@ -54,6 +58,7 @@ pub(crate) struct ReplicaMetrics {
     pub(crate) log_batch_records: Histogram,
     pub(crate) snapshots_saved: Counter,
     pub(crate) snapshots_failed: Counter,
+    pub(crate) late_renewals: Counter,
     elections_won: Counter,
     leader_changes: Counter,
     stalls: Counter,
@@ -87,6 +92,7 @@ impl ReplicaMetrics {
             log_batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 13)),
             snapshots_saved: Counter::default(),
             snapshots_failed: Counter::default(),
+            late_renewals: Counter::default(),
             elections_won: Counter::default(),
             leader_changes: Counter::default(),
             stalls: Counter::default(),
@@ -150,6 +156,11 @@ impl ReplicaMetrics {
             "snapshots_failed",
             "Snapshots that could not be written",
             self.snapshots_failed.clone(),
+        );
+        registry.register(
+            "late_renewals",
+            "Renewals that came more than two thirds of the TTL after the one before, at the leader",
+            self.late_renewals.clone(),
         );
         registry.register(
             "elections_won",
@@ -291,6 +302,7 @@ pub(crate) struct Observed {
     pub(crate) lanes: Lanes,
     pub(crate) budget: Arc<Budget>,
     pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) audit: Option<Arc<Audit>>,
 }
 
 impl fmt::Debug for Observed {
@@ -336,6 +348,7 @@ impl Collector for Observed {
             self.budget.used_bytes() as u64,
         )?;
         self.encode_tls(encoder)?;
+        self.encode_audit(encoder)?;
         self.encode_access(encoder)?;
         self.encode_members(encoder, &status)?;
         self.encode_inbox(encoder)?;
@@ -360,6 +373,34 @@ impl Observed {
             "TLS handshakes of clients that failed since the start",
             failed,
         )
+    }
+
+    /// What is kept of grants that are over; nothing if nothing is.
+    fn encode_audit(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(audit) = &self.audit else { return Ok(()) };
+        let standing = audit.standing();
+        counter(encoder, "audit_rows", "Grants that were recorded when they ended", standing.rows)?;
+        counter(
+            encoder,
+            "audit_rows_dropped",
+            "Grants that were not recorded: there was no room in the queue",
+            standing.dropped_rows,
+        )?;
+        counter(
+            encoder,
+            "audit_gaps",
+            "Gaps in the audit that were declared since the start",
+            standing.gaps,
+        )?;
+        counter(encoder, "audit_failures", "How often the audit became unwritable", standing.failures)?;
+        gauge(
+            encoder,
+            "audit_writable",
+            "1 if the audit can be written, 0 if not; locks go on in both cases",
+            i64::from(standing.failure.is_none()),
+        )?;
+        gauge(encoder, "audit_recorded_index", "The last entry that the audit covers", standing.recorded)?;
+        gauge(encoder, "audit_bytes", "What the audit's files take", standing.bytes)
     }
 
     /// Who is let in.

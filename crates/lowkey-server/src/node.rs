@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::dial::Dialer;
 use crate::edge::budget::Budget;
@@ -277,6 +278,7 @@ fn run(
     let Opened { wal, found } = directory.open_log()?;
     let clock = Clock::new();
     let (root, replica, feed) = root_lane(&config, &directory, (cluster, member), found, &stopping)?;
+    let applied = replica.state().revision();
     check_own_key(&root.view.status(), &hello, &directory)?;
     // A node of the version before has none yet.
     key.keep()?;
@@ -287,11 +289,19 @@ fn run(
     let replica_metrics = ReplicaMetrics::new();
     // Memory that is kept for clients is counted together, on every port.
     let budget = Arc::new(Budget::new(config.limits.memory));
-    let observed = Observed { lanes: lanes.clone(), budget: Arc::clone(&budget), tls: tls.clone() };
+    let audit = Audit::start(config.audit, &directory.path, cluster, applied).map_err(no_thread)?;
+    let observed = Observed {
+        lanes: lanes.clone(),
+        budget: Arc::clone(&budget),
+        tls: tls.clone(),
+        audit: audit.clone(),
+    };
     let metrics = Metrics::new(&replica_metrics, observed);
     let host = Host::start(clock, wal, links, replica_metrics, directory.path.clone()).map_err(no_thread)?;
-    let snapshot_jobs = snapshot_maker::start(Arc::clone(&root)).map_err(no_thread)?;
-    let ended = turns::start(Driver { host: Arc::clone(&host), lane: root, replica, snapshot_jobs, feed })?;
+    let snapshot_jobs = snapshot_maker::start(Arc::clone(&root), audit.clone()).map_err(no_thread)?;
+    let driver =
+        Driver { host: Arc::clone(&host), lane: root, replica, snapshot_jobs, feed, audit: audit.clone() };
+    let ended = turns::start(driver)?;
     let service = Arc::new(Service {
         node_name: info.name.to_string(),
         cluster_header: HeaderValue::try_from(cluster.to_string())
@@ -301,6 +311,7 @@ fn run(
         forwarders,
         metrics,
         clock,
+        audit,
         stopping,
         parting: watch::Sender::new(false),
         renewed_together: AtomicUsize::new(0),
@@ -540,7 +551,7 @@ impl RunningNode {
         self.service.parting.send_replace(true);
         let _ = self.open.peers.await;
         self.service.lanes.report_all(|| Event::Stop);
-        match timeout(CLOSE_WAIT, close(self.ended, self.host)).await {
+        match timeout(CLOSE_WAIT, close(self.ended, self.host, self.service.audit.clone())).await {
             // Everything is synced. Only the mark that says so does not fit.
             Ok(Err(StartError::Log(WalError::Full))) => {
                 tracing::warn!(
@@ -563,10 +574,14 @@ impl RunningNode {
 }
 
 /// Waits for the last turn, then closes the log in good order.
-async fn close(ended: turns::Ended, host: Arc<Host>) -> Result<(), StartError> {
+async fn close(ended: turns::Ended, host: Arc<Host>, audit: Option<Arc<Audit>>) -> Result<(), StartError> {
     let gone = || StartError::Replica("the replica is gone".into());
     ended.await.map_err(|_| gone())??;
     tokio::task::spawn_blocking(move || host.log.close()).await.map_err(|_| gone())??;
+    if let Some(audit) = audit {
+        // What it cannot write in time is written again at the next start.
+        let _ = tokio::task::spawn_blocking(move || audit.end()).await;
+    }
     Ok(())
 }
 

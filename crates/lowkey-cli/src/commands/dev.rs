@@ -14,7 +14,7 @@ use lowkey_client::{Client, Tls};
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{Config, Ended, RunningNode, StartError};
+use lowkey_server::{AuditLimits, Config, Ended, RunningNode, StartError};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
@@ -263,6 +263,7 @@ async fn start_at(
             leases_max: 1_000_000,
             watch_streams_max: 10_000,
             limits: ServeLimits::default(),
+            audit: Some(AuditLimits::default()),
         };
         nodes.push(lowkey_server::start(config).await?);
     }

@@ -107,9 +107,13 @@ impl Replica {
             Command::CancelWait { .. }
             | Command::Expire { .. }
             | Command::EndHolds { .. }
+<<<<<<< HEAD
             | Command::EndQuarantine => {
                 Err(Failure::Denied(Denied::Unproven))
             }
+=======
+            | Command::EndQuarantine => Err(Failure::Denied(Denied::Unproven)),
+>>>>>>> audit
         }
     }
 

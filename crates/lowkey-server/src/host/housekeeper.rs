@@ -49,8 +49,7 @@ fn run(directory: &std::path::Path, host: &Weak<Host>, jobs: &mpsc::Receiver<Seg
         if let Some((free, size)) = space {
             host.metrics.disk_bytes(free, size);
         }
-        // If the disk does not report its free space, a full disk is noticed when a write fails.
-        let enough = space.is_none_or(|(free, _)| free >= FREE_BYTES_MIN);
+        let enough = is_enough(space);
         if let Some(made) = made {
             host.log.segment_made(made);
         }
@@ -71,4 +70,14 @@ fn give_back_memory() {
 fn space(directory: &std::path::Path) -> Option<(u64, u64)> {
     let stat = rustix::fs::statvfs(directory).ok()?;
     Some((stat.f_bavail.saturating_mul(stat.f_frsize), stat.f_blocks.saturating_mul(stat.f_frsize)))
+}
+
+/// If the disk does not report its free space, a full disk is noticed when a write fails.
+fn is_enough(space: Option<(u64, u64)>) -> bool {
+    space.is_none_or(|(free, _)| free >= FREE_BYTES_MIN)
+}
+
+/// Whether a snapshot still fits where the data is.
+pub(crate) fn has_space(directory: &std::path::Path) -> bool {
+    is_enough(space(directory))
 }

@@ -110,6 +110,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         leases_max: 1_000_000,
         watch_streams_max: 10,
         limits: ServeLimits::default(),
+        audit: None,
     };
     let ports = Ports {
         raft: listen("raft", any_port).await.unwrap(),
