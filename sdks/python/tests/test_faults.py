@@ -136,7 +136,7 @@ def test_the_leader_is_followed(three: Cluster) -> None:
     leader = three.leader()
     assert leader is not None
     (follower, *_) = [node for node in three.nodes if node is not leader]
-    with Client([follower.url]) as client, client.session(ttl=1):
+    with Client([follower.url]) as client, client.session(ttl=6):
         link = client._core.link
         until(lambda: str(link.directory.current) == leader.url, "it asks the leader")
 
