@@ -101,6 +101,7 @@ fn cause(cause: LossCause) -> &'static str {
         LossCause::Gone => "gone",
         LossCause::Closed => "closed",
         LossCause::ReleasedElsewhere => "released_elsewhere",
+        LossCause::HeldTooLong => "held_too_long",
         _ => "unknown",
     }
 }

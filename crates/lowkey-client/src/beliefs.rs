@@ -115,7 +115,7 @@ mod tests {
     fn beliefs(tokens: &[u64]) -> Beliefs {
         let beliefs = Beliefs::default();
         for token in tokens {
-            beliefs.add(*token, Arc::new(GrantBelief::new(CancellationToken::new())));
+            beliefs.add(*token, Arc::new(GrantBelief::new(CancellationToken::new(), None)));
         }
         beliefs
     }
@@ -141,7 +141,7 @@ mod tests {
         // During the read one grant was released, and another was granted, which the answer does not have
         // yet.
         beliefs.remove(9);
-        beliefs.add(11, Arc::new(GrantBelief::new(CancellationToken::new())));
+        beliefs.add(11, Arc::new(GrantBelief::new(CancellationToken::new(), None)));
         let verdict = beliefs.judge(&before, vec![grant(5, "a")]);
         assert_eq!((verdict.lost.len(), verdict.orphans.len()), (1, 0));
         assert_eq!(beliefs.holds(), Holds::of([Token(5), Token(11)]));

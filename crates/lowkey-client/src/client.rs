@@ -84,6 +84,7 @@ pub(crate) struct Inner {
 pub struct ClientBuilder {
     endpoints: Vec<String>,
     owner: Option<String>,
+    local_owner: Option<String>,
     call_timeout: Duration,
     connect_timeout: Duration,
     cluster_id: Option<String>,
@@ -96,6 +97,13 @@ impl ClientBuilder {
     /// The name of this client in lists of locks. By default it is made from host and process.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = Some(owner.into());
+        self
+    }
+
+    /// The name of this client if no owner is given. If the client proves to be a principal, it stands below that
+    /// one's name: `billing/host-7`. By default it is made from host and process.
+    pub fn local_owner(mut self, owner: impl Into<String>) -> Self {
+        self.local_owner = Some(owner.into());
         self
     }
 
@@ -166,6 +174,9 @@ impl ClientBuilder {
         if self.endpoints.is_empty() {
             return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
         }
+        // Owners are below the principal's name. Without a credential there is none to ask for.
+        let wants_principal = self.owner.is_none() && (self.token_file.is_some() || self.tls.has_identity());
+        let local_owner = self.local_owner.unwrap_or_else(default_owner);
         let dialer = Dialer::new(self.tls, self.token_file.map(TokenFile::read).transpose()?);
         dialer.check_all(&self.endpoints).await?;
         let (link, lease_news, link_task) =
@@ -179,7 +190,7 @@ impl ClientBuilder {
         let inner = Inner {
             link,
             keeper,
-            owner: self.owner.unwrap_or_else(default_owner),
+            owner: self.owner.unwrap_or(local_owner),
             call_timeout: self.call_timeout,
             sessions: Mutex::default(),
             watch_connections: WatchConnections::new(dialer),
@@ -195,7 +206,11 @@ impl ClientBuilder {
             let problem = inner.link.state().borrow().problem.clone();
             return Err(problem.unwrap_or_else(|| Error::unavailable("no node answers", false)));
         }
-        Ok(Client { inner: Arc::new(inner) })
+        let mut client = Client { inner: Arc::new(inner) };
+        if wants_principal {
+            client.stand_below_principal().await;
+        }
+        Ok(client)
     }
 }
 
@@ -213,6 +228,16 @@ fn rustix_host() -> String {
 }
 
 impl Client {
+    /// Puts the principal that this client proves to be before its owner. A node of before does not know of any.
+    async fn stand_below_principal(&mut self) {
+        if let Ok(who) = self.who_am_i().await
+            && !who.principal.is_empty()
+            && let Some(inner) = Arc::get_mut(&mut self.inner)
+        {
+            inner.owner = format!("{}/{}", who.principal, inner.owner);
+        }
+    }
+
     /// Connects to the cluster that these endpoints belong to: gRPC URLs of some of its nodes.
     pub async fn connect<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Result<Self, Error> {
         Self::builder(endpoints).connect().await
@@ -223,6 +248,7 @@ impl Client {
         ClientBuilder {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             owner: None,
+            local_owner: None,
             call_timeout: CALL_TIMEOUT,
             connect_timeout: CALL_TIMEOUT,
             cluster_id: None,
@@ -533,6 +559,20 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
+        self.unary_by(effect, request, |wire, request| ask(LockServiceClient::new(wire), request)).await
+    }
+
+    /// The same, for a call of any service.
+    pub(crate) async fn unary_by<Q, R, F>(
+        &self,
+        effect: Effect,
+        request: &Q,
+        ask: impl Fn(Wire, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
         let deadline = deadline_in(self.call_timeout);
         let mut backoff = Backoff::new();
         // The last error, which is a node's if a node said anything; and whether a copy of the call was
@@ -544,7 +584,7 @@ impl Inner {
                 Err(error) => return Err(effect.of_last(error, unanswered)),
             };
             let asked_at = Instant::now();
-            let attempt = ask(LockServiceClient::new(channel), request.clone());
+            let attempt = ask(channel, request.clone());
             let error = match tokio::time::timeout_at(deadline, attempt).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => from_status(&status),

@@ -7,8 +7,8 @@
 //! answers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -28,7 +28,7 @@ use crate::clock::now_nanos;
 use crate::door::Doors;
 use crate::error::Error;
 use crate::event::{ClientEvent, Hook};
-use crate::grant::{GuardedGrant, release_by_token};
+use crate::grant::{GrantBelief, GuardedGrant, release_by_token};
 use crate::leases::read_lease;
 use crate::link::{LeaseNotice, Link};
 use crate::random;
@@ -157,6 +157,7 @@ pub(crate) struct Keeper {
 enum Order {
     Keep(Arc<Presence>),
     Forget(u64),
+    Limit(u64, Weak<GrantBelief>),
 }
 
 impl Keeper {
@@ -177,6 +178,11 @@ impl Keeper {
         let _ = self.orders.send(Order::Keep(presence));
     }
 
+    /// Ends belief in a grant at this time, whatever becomes of its lease.
+    pub(crate) fn limit(&self, until: u64, held: &Arc<GrantBelief>) {
+        let _ = self.orders.send(Order::Limit(until, Arc::downgrade(held)));
+    }
+
     /// Stops keeping a lease.
     pub(crate) fn forget(&self, lease_id: u64) {
         let _ = self.orders.send(Order::Forget(lease_id));
@@ -193,6 +199,8 @@ struct Task {
     leases: BTreeMap<u64, Kept>,
     by_renewal: BTreeSet<(u64, u64)>,
     by_end: BTreeSet<(u64, u64)>,
+    /// Grants that are held for a limited time, by when that is over. Those that were released before are let go then.
+    limits: BTreeMap<u64, Vec<Weak<GrantBelief>>>,
     under_way: FuturesUnordered<BoxFuture<'static, Sent>>,
     reading: FuturesUnordered<BoxFuture<'static, Read>>,
 }
@@ -243,6 +251,7 @@ impl Task {
             leases: BTreeMap::new(),
             by_renewal: BTreeSet::new(),
             by_end: BTreeSet::new(),
+            limits: BTreeMap::new(),
             under_way: FuturesUnordered::new(),
             reading: FuturesUnordered::new(),
         }
@@ -256,6 +265,7 @@ impl Task {
                 order = self.orders.recv(), if is_open => match order {
                     Some(Order::Keep(presence)) => self.add(presence),
                     Some(Order::Forget(lease_id)) => _ = self.remove(lease_id),
+                    Some(Order::Limit(until, held)) => self.limits.entry(until).or_default().push(held),
                     None => is_open = false,
                 },
                 Some(news) = self.news.recv() => match news {
@@ -275,7 +285,8 @@ impl Task {
     fn pause(&self) -> Duration {
         let Some((end, _)) = self.by_end.first() else { return Duration::from_secs(3600) };
         let renewal = self.by_renewal.first().map_or(u64::MAX, |(at, _)| *at);
-        let next = (*end).min(renewal);
+        let limit = self.limits.first_key_value().map_or(u64::MAX, |(at, _)| *at);
+        let next = (*end).min(renewal).min(limit);
         Duration::from_nanos(next.saturating_sub(now_nanos())).min(LOOK_INTERVAL)
     }
 
@@ -309,8 +320,14 @@ impl Task {
         self.by_end.insert((end, lease_id));
     }
 
-    /// R6: a lease that is no longer valid is lost, no matter what the servers would say.
+    /// R6: a lease that is no longer valid is lost, no matter what the servers would say. So is a grant whose own time is
+    /// over.
     fn end_overdue(&mut self, now: u64) {
+        while let Some(limit) = self.limits.first_entry()
+            && *limit.key() <= now
+        {
+            limit.remove().iter().filter_map(Weak::upgrade).for_each(|held| held.outlive());
+        }
         while let Some((end, lease_id)) = self.by_end.first().copied()
             && end <= now
         {
