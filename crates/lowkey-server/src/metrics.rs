@@ -27,11 +27,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-<<<<<<< HEAD
 use self::tally::Tally;
-=======
 use crate::audit::Audit;
->>>>>>> audit
 use crate::edge::budget::Budget;
 use crate::edge::tls::Tls;
 use crate::lane::Lanes;
