@@ -34,7 +34,7 @@ use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ti
 use crate::paths::Paths;
 use crate::recent::Recent;
 
-pub use self::beginning::{CountersSpent, NewBeginning};
+pub use self::beginning::{CountersSpent, FirstMembers, NewBeginning};
 pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 
 /// Everything that the replicas of a group agree on.
