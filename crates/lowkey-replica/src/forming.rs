@@ -28,7 +28,8 @@
 //! nothing left to know, and a new cluster is right; its tokens begin at the clock's floor, above those of before.
 //!
 //! A node may be left in doubt for ever: it promised, and too many of the others were wiped before they could tell what
-//! came of it. It then founds nothing, and says so ([`Waiting::InDoubt`]). A person must decide.
+//! came of it. It then founds nothing, and says so ([`Waiting::InDoubt`]). Or it renounced an attempt that another node had
+//! founded meanwhile ([`Waiting::LeftBehind`]). A person must decide.
 //!
 //! Deliberately absent: disks, connections, clocks, chance. The caller asks the others, writes what it is told to
 //! ([`Step::Keep`]), and only then says that it is written ([`Forming::kept`]).
