@@ -51,9 +51,10 @@ pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
     write(&out.join(format!("{name}.cdx.json")), sbom::cyclonedx(&root, TARGET)?)?;
     fs::remove_dir_all(&deb_root).map_err(|error| format!("cannot clear up: {error}"))?;
     fs::remove_dir_all(out.join(&name)).map_err(|error| format!("cannot clear up: {error}"))?;
-    let sums = run(Command::new("sh")
-        .current_dir(&out)
-        .args(["-c", "sha256sum -- * > /tmp/lowkey-sums.$$ && cat /tmp/lowkey-sums.$$; rm -f /tmp/lowkey-sums.$$"]))?;
+    let sums = run(Command::new("sh").current_dir(&out).args([
+        "-c",
+        "sha256sum -- * > /tmp/lowkey-sums.$$ && cat /tmp/lowkey-sums.$$; rm -f /tmp/lowkey-sums.$$",
+    ]))?;
     write(&out.join("SHA256SUMS"), &sums)?;
     println!("{sums}{}", out.display());
     match libraries {
@@ -152,9 +153,8 @@ fn debian(out: &Path, deb_root: &Path, version: &str, root: &Path, epoch: &str) 
     let version = version.replacen('-', "~", 1);
     let size = run(Command::new("du").args(["-sk", "--apparent-size"]).arg(deb_root))?;
     let size = size.split_whitespace().next().unwrap_or_default();
-    let control = read(&root.join("packaging/debian/control"))?
-        .replace("@VERSION@", &version)
-        .replace("@SIZE@", size);
+    let control =
+        read(&root.join("packaging/debian/control"))?.replace("@VERSION@", &version).replace("@SIZE@", size);
     write(&deb_root.join("DEBIAN/control"), control)?;
     run(Command::new("chmod").args(["-R", "u+rwX,go+rX,go-w"]).arg(deb_root))?;
     run(Command::new("dpkg-deb")

@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    bench, cert, changes, completions, detached, dev, fence, health, leases, locks, manual, member, recover, run,
-    status,
+    bench, cert, changes, completions, detached, dev, fence, health, leases, locks, manual, member, recover,
+    run, status,
 };
 use exit::CommandFailure;
 

@@ -42,4 +42,6 @@ pub use name::{
     NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{CountersSpent, FirstMembers, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView};
+pub use state::{
+    CountersSpent, FirstMembers, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView,
+};

@@ -228,7 +228,9 @@ impl Forming {
         if let Some(step) = self.renounce(&view) {
             return step;
         }
-        let Some(coordinator) = coordinator(&view) else { return Step::Wait(Waiting::Others { seen: vec![] }) };
+        let Some(coordinator) = coordinator(&view) else {
+            return Step::Wait(Waiting::Others { seen: vec![] });
+        };
         if coordinator.identity() == Some(self.identity) {
             self.coordinate(&view, chance)
         } else {
@@ -272,7 +274,9 @@ impl Forming {
                 view.push(said.clone());
             }
         }
-        view.sort_by(|one, other| (&one.node.name, one.identity()).cmp(&(&other.node.name, other.identity())));
+        view.sort_by(|one, other| {
+            (&one.node.name, one.identity()).cmp(&(&other.node.name, other.identity()))
+        });
         if let Some(other) = view.iter().find(|said| said.size != self.size) {
             let node = other.node.name.clone();
             return Err(Waiting::OtherSize { node, theirs: other.size, own: self.size });

@@ -60,9 +60,9 @@ impl Dialer {
                 let stream = TcpStream::connect(address).await?;
                 stream.set_nodelay(true)?;
                 let io: Box<dyn Io> = match tls {
-                    Some(tls) => {
-                        Box::new(TlsConnector::from(tls.as_client()).connect(server_name(&uri)?, stream).await?)
-                    }
+                    Some(tls) => Box::new(
+                        TlsConnector::from(tls.as_client()).connect(server_name(&uri)?, stream).await?,
+                    ),
                     None => Box::new(stream),
                 };
                 io::Result::Ok(TokioIo::new(io))

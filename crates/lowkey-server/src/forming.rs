@@ -98,8 +98,9 @@ impl Voice {
 impl Service for Voice {
     async fn ask(&self, request: Request<proto::Sealed>) -> Result<Response<proto::Sealed>, Status> {
         let key = self.secret.key();
-        let number = wire::open_question(&key, request.get_ref())
-            .map_err(|_| Status::unauthenticated("the caller has another --form-secret-file than this node"))?;
+        let number = wire::open_question(&key, request.get_ref()).map_err(|_| {
+            Status::unauthenticated("the caller has another --form-secret-file than this node")
+        })?;
         Ok(Response::new(wire::seal_answer(&key, number, &self.said())))
     }
 }
@@ -118,11 +119,8 @@ impl Waitroom {
         tls: Option<Arc<Tls>>,
     ) -> Result<Self, StartError> {
         let [grpc, http] = listeners;
-        let limits = ServeLimits {
-            max_connections: 256,
-            shutdown_timeout: CLOSE_WAIT,
-            ..ServeLimits::default()
-        };
+        let limits =
+            ServeLimits { max_connections: 256, shutdown_timeout: CLOSE_WAIT, ..ServeLimits::default() };
         let stop = watch::Sender::new(false);
         let grpc_router: Router =
             tonic::service::Routes::new(voice.service()).into_axum_router().fallback(not_formed);

@@ -129,7 +129,8 @@ pub async fn start(config: Config) -> Result<RunningNode, StartError> {
         return Err(StartError::Flag { flag: "--join-token-file", problem });
     }
     if config.cluster_of.is_some() && (config.bootstrap || config.join.is_empty()) {
-        let problem = "with it, --join names all nodes that found the cluster, and --bootstrap is left away".into();
+        let problem =
+            "with it, --join names all nodes that found the cluster, and --bootstrap is left away".into();
         return Err(StartError::Flag { flag: "--cluster-of", problem });
     }
     for address in &config.join {

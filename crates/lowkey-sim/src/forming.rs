@@ -106,7 +106,14 @@ impl World {
         let identity = NodeIdentity(Self::number(&mut self.identities));
         let prefix = self.random.between(0, 3);
         let name = NodeName::parse(&format!("n{prefix}-{place}")).expect("a name");
-        Machine { identity, name, memory: Memory::default(), process: None, heard: BTreeMap::new(), is_stuck: false }
+        Machine {
+            identity,
+            name,
+            memory: Memory::default(),
+            process: None,
+            heard: BTreeMap::new(),
+            is_stuck: false,
+        }
     }
 
     fn happen(&mut self) -> Check {
@@ -169,7 +176,9 @@ impl World {
     /// One question and its answer; either may be lost.
     fn ask(&mut self, place: usize, other: usize) {
         let is_lost = self.random.one_in(8);
-        let Some(answer) = self.machines[other].process.as_ref().map(|process| process.statement(7)) else { return };
+        let Some(answer) = self.machines[other].process.as_ref().map(|process| process.statement(7)) else {
+            return;
+        };
         if place != other && !is_lost && self.machines[place].process.is_some() {
             self.machines[place].heard.insert(other, answer);
         }
@@ -179,11 +188,8 @@ impl World {
     fn look(&mut self, place: usize, may_crash: bool) -> Check {
         let heard: Vec<Statement> = std::mem::take(&mut self.machines[place].heard).into_values().collect();
         loop {
-            let chance = Chance {
-                cluster: ClusterId(Self::number(&mut self.clusters)),
-                spread: 0,
-                unix_minutes: 7,
-            };
+            let chance =
+                Chance { cluster: ClusterId(Self::number(&mut self.clusters)), spread: 0, unix_minutes: 7 };
             let machine = &mut self.machines[place];
             let Some(process) = &mut machine.process else { return Ok(()) };
             let step = process.look(&heard, chance);
@@ -191,8 +197,7 @@ impl World {
             if may_crash && self.random.one_in(4) {
                 self.overheard(place);
             }
-            self.machines[place].is_stuck =
-                matches!(&step, Step::Wait(waiting) if waiting.needs_a_person());
+            self.machines[place].is_stuck = matches!(&step, Step::Wait(waiting) if waiting.needs_a_person());
             let Step::Keep(memory) = step else { break };
             if may_crash && self.random.one_in(12) {
                 self.stop(place);

@@ -167,7 +167,10 @@ mod tests {
         };
         let state = State::begin_together(first(30_000_000)).unwrap();
         let floor = 30_000_000 * STEP + 3;
-        assert_eq!((state.revision, state.last_token, state.last_lease), (floor, Token(floor), LeaseId(floor)));
+        assert_eq!(
+            (state.revision, state.last_token, state.last_lease),
+            (floor, Token(floor), LeaseId(floor))
+        );
         let members: Vec<u64> = state.members().map(|(member, _)| member.0).collect();
         assert_eq!((members, state.last_member), (vec![1, 2, 3], MemberId(3)));
         assert_eq!(State::decode_snapshot(&state.encode_snapshot()).unwrap(), state);

@@ -87,16 +87,17 @@ impl fmt::Display for Waiting {
                  and let the others join later",
                 list(seen)
             ),
-            Self::OtherSize { node, theirs, own } => write!(
-                f,
-                "--cluster-of is {own} here and {theirs} at {node}: give all nodes the same number"
-            ),
+            Self::OtherSize { node, theirs, own } => {
+                write!(f, "--cluster-of is {own} here and {theirs} at {node}: give all nodes the same number")
+            }
             Self::SameName { node } => write!(
                 f,
                 "two nodes are called {node}: give each another --node-id, and an empty --data-dir if it was copied"
             ),
             Self::Plan { of } => write!(f, "all nodes are here; waiting for {of} to propose the cluster"),
-            Self::Promises { of } => write!(f, "all nodes are here; waiting for the agreement of {}", list(of)),
+            Self::Promises { of } => {
+                write!(f, "all nodes are here; waiting for the agreement of {}", list(of))
+            }
             Self::Decision { of } => write!(f, "all nodes are here; waiting for {of} to decide"),
             Self::InDoubt { node, nodes } => write!(
                 f,

@@ -230,12 +230,12 @@ pub(crate) async fn not_formed() -> HttpResponse {
 /// The HTTP port of such a node: it lives, and is not ready.
 pub(crate) fn forming_http() -> Router {
     let told = || Dialect::Json.error(ApiError::new(Reason::NoLeader, NOT_FORMED));
-    Router::new()
-        .route("/healthz", axum::routing::get(async || "ok\n"))
-        .fallback(async move |request: Request| {
+    Router::new().route("/healthz", axum::routing::get(async || "ok\n")).fallback(
+        async move |request: Request| {
             super::http::body::drain(request.into_body()).await;
             told()
-        })
+        },
+    )
 }
 
 async fn unknown_method(request: Request) -> HttpResponse {

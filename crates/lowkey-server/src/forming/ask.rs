@@ -76,9 +76,11 @@ impl Asking {
     }
 
     async fn look_up(&mut self) {
-        let found = join_all(self.names.iter().map(|name| async move {
-            (name, timeout(LOOKUP_WAIT, lookup_host(name.as_str())).await)
-        }));
+        let found = join_all(
+            self.names
+                .iter()
+                .map(|name| async move { (name, timeout(LOOKUP_WAIT, lookup_host(name.as_str())).await) }),
+        );
         let mut places = Vec::new();
         for (name, found) in found.await {
             match found {

@@ -193,8 +193,7 @@ impl TryFrom<proto::Node> for NodeInfo {
 
     /// Identity and key are never missing.
     fn try_from(node: proto::Node) -> Result<Self, Unreadable> {
-        let address =
-            |field, address: &str| parse_address(field, address).map_err(|_| Unreadable::Words);
+        let address = |field, address: &str| parse_address(field, address).map_err(|_| Unreadable::Words);
         Ok(Self {
             name: NodeName::parse(&node.name).map_err(|_| Unreadable::Words)?,
             identity: Some(NodeIdentity(bytes(&node.identity)?)),

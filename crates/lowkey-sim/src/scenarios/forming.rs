@@ -11,7 +11,7 @@ use crate::forming::{Weather, play};
 use crate::invariants::{Check, Violation};
 
 /// How many small worlds there are of each kind.
-const WORLDS: u64 = 400;
+const WORLDS: u64 = 800;
 /// With one machine wiped, in how many of them a person may be needed.
 const STUCK_MAX: u64 = WORLDS / 50;
 

@@ -175,7 +175,8 @@ fn a_node_that_was_wiped_is_told_what_to_do_and_one_that_knows_of_a_cluster_foun
     for node in &nodes {
         eventually(&format!("{} hears of the cluster", node.name), || {
             let told = node.log_text().lines().any(|line| {
-                line.contains("there is a cluster already") && clusters.iter().all(|it| line.contains(it.as_str()))
+                line.contains("there is a cluster already")
+                    && clusters.iter().all(|it| line.contains(it.as_str()))
             });
             told.then_some(())
         });
