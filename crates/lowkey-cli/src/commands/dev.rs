@@ -249,6 +249,7 @@ async fn start_at(
             bootstrap: number == 0,
             join: nodes.iter().map(|node: &RunningNode| node.about().grpc.to_string()).collect(),
             join_token: None,
+            cluster_of: None,
             insecure: false,
             raft_listen: listen[0],
             grpc_listen: listen[1],
