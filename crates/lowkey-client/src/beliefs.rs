@@ -42,8 +42,8 @@ struct Inside {
 /// What follows from what a lease holds.
 #[derive(Default)]
 pub(crate) struct Verdict {
-    /// Believed in until now, and gone.
-    pub(crate) lost: Vec<Arc<GrantBelief>>,
+    /// Believed in until now, and gone, by their tokens.
+    pub(crate) lost: Vec<(u64, Arc<GrantBelief>)>,
     /// Names and tokens of grants that nobody wants.
     pub(crate) orphans: Vec<(String, u64)>,
 }
@@ -84,7 +84,7 @@ impl Beliefs {
         let there: BTreeSet<u64> = grants.iter().map(|grant| grant.fencing_token).collect();
         let mut inside = self.lock();
         let gone = believed.iter().filter(|token| !there.contains(token));
-        let lost = gone.filter_map(|token| inside.remove(*token)).collect();
+        let lost = gone.filter_map(|token| Some((*token, inside.remove(*token)?))).collect();
         let orphans = grants.into_iter().filter(|grant| {
             inside.given_up.contains(&grant.acquire_request_id)
                 && !inside.held.contains_key(&grant.fencing_token)

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockResponse, ReleaseLockRequest};
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::now_nanos;
 use crate::door::{DoorTurn, Way};
+use crate::event::ClientEvent;
 use crate::keeper::Presence;
 use crate::random;
 use crate::session::{LossCause, Session, SessionStatus};
@@ -26,6 +27,7 @@ pub(crate) struct GuardedGrant {
     pub(crate) mode: Mode,
     pub(crate) session: Session,
     held: Arc<GrantBelief>,
+    since: Instant,
     /// Its release was sent, and another part of the client sees to it.
     is_released: AtomicBool,
 }
@@ -106,6 +108,7 @@ impl GuardedGrant {
             waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),
             mode: fence_mode(way.mode),
             held,
+            since: Instant::now(),
             is_released: AtomicBool::new(false),
             session,
         });
@@ -149,6 +152,8 @@ impl GuardedGrant {
         self.presence().beliefs.remove(self.token);
         self.is_released.store(true, Ordering::Release);
         let turn = self.held.take_turn().inspect(DoorTurn::leaving);
+        let released = ClientEvent::Released { name: &self.name, held_for: self.since.elapsed() };
+        self.session.shared.client.hook.tell(&released);
         (release_by_token(self.name.clone(), self.presence().lease_id, self.token), turn)
     }
 

@@ -27,6 +27,7 @@ use crate::beliefs::{Beliefs, Verdict};
 use crate::clock::now_nanos;
 use crate::door::Doors;
 use crate::error::Error;
+use crate::event::{ClientEvent, Hook};
 use crate::grant::{GrantBelief, GuardedGrant, release_by_token};
 use crate::leases::read_lease;
 use crate::link::{LeaseNotice, Link};
@@ -53,6 +54,7 @@ pub(crate) struct Presence {
     valid_until: AtomicU64,
     status: watch::Sender<SessionStatus>,
     lost: CancellationToken,
+    hook: Hook,
     /// The grants that this client believes the lease holds.
     pub(crate) beliefs: Beliefs,
     /// Lets in one task at a time for each name, except tasks that share.
@@ -61,13 +63,14 @@ pub(crate) struct Presence {
 
 impl Presence {
     /// A lease that was created or granted by a request whose validity is known.
-    pub(crate) fn new(lease_id: u64, ttl_seconds: i64, valid_until: u64) -> Arc<Self> {
+    pub(crate) fn new(lease_id: u64, ttl_seconds: i64, valid_until: u64, hook: Hook) -> Arc<Self> {
         Arc::new(Self {
             lease_id,
             ttl_seconds,
             valid_until: AtomicU64::new(valid_until),
             status: watch::Sender::new(SessionStatus::Held),
             lost: CancellationToken::new(),
+            hook,
             beliefs: Beliefs::default(),
             doors: Doors::default(),
         })
@@ -98,7 +101,7 @@ impl Presence {
 
     /// Marks the lease as lost. Only the first cause counts.
     pub(crate) fn lose(&self, cause: LossCause) {
-        self.status.send_if_modified(|status| {
+        let is_news = self.status.send_if_modified(|status| {
             let is_news = !matches!(status, SessionStatus::Lost(_));
             if is_news {
                 *status = SessionStatus::Lost(cause);
@@ -106,6 +109,9 @@ impl Presence {
             is_news
         });
         self.lost.cancel();
+        if is_news && cause != LossCause::Closed {
+            self.hook.tell(&ClientEvent::SessionLost { lease_id: self.lease_id, cause });
+        }
     }
 
     fn set(&self, now: SessionStatus) {
@@ -160,9 +166,10 @@ impl Keeper {
     pub(crate) fn new(
         link: Link,
         news: mpsc::UnboundedReceiver<LeaseNotice>,
+        hook: Hook,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
-        (Self { orders }, Task::new(link, receiver, news).run())
+        (Self { orders }, Task::new(link, receiver, news, hook).run())
     }
 
     /// Keeps a lease alive until it is lost.
@@ -188,6 +195,7 @@ struct Task {
     orders: mpsc::UnboundedReceiver<Order>,
     /// What the link hears about leases.
     news: mpsc::UnboundedReceiver<LeaseNotice>,
+    hook: Hook,
     leases: BTreeMap<u64, Kept>,
     by_renewal: BTreeSet<(u64, u64)>,
     by_end: BTreeSet<(u64, u64)>,
@@ -233,11 +241,13 @@ impl Task {
         link: Link,
         orders: mpsc::UnboundedReceiver<Order>,
         news: mpsc::UnboundedReceiver<LeaseNotice>,
+        hook: Hook,
     ) -> Self {
         Self {
             link,
             orders,
             news,
+            hook,
             leases: BTreeMap::new(),
             by_renewal: BTreeSet::new(),
             by_end: BTreeSet::new(),
@@ -368,12 +378,15 @@ impl Task {
         let Sent { first_sent, lease_ids, outcome } = sent;
         match outcome {
             Ok(Answer::RenewLeases(LeasesRenewed { renewals })) => {
+                let took = Duration::from_nanos(now_nanos().saturating_sub(first_sent));
+                self.hook.tell(&ClientEvent::Renewed { leases: lease_ids.len(), took });
                 for renewal in renewals {
                     self.take_in_one(first_sent, &renewal);
                 }
             }
             // No node answered: try again very soon.
             _ => {
+                self.hook.tell(&ClientEvent::NotRenewed { leases: lease_ids.len() });
                 let again = now_nanos() + AGAIN_NANOS;
                 for lease_id in lease_ids {
                     self.plan(lease_id, again);
@@ -457,8 +470,10 @@ impl Task {
             Err(_) => return,
         };
         let Verdict { lost, orphans } = presence.beliefs.judge(&believed, lease.grants);
-        for held in lost {
-            held.lose(LossCause::ReleasedElsewhere);
+        for (token, held) in lost {
+            let cause = LossCause::ReleasedElsewhere;
+            held.lose(cause);
+            self.hook.tell(&ClientEvent::LockLost { lease_id, token, cause });
         }
         for (name, token) in orphans {
             // While a task asks for the name it may be given this very grant, and that answer may be under
@@ -495,8 +510,8 @@ mod tests {
         let (link, mut next_call) = Link::to_nowhere();
         let (_orders, receiver) = mpsc::unbounded_channel();
         let (_news, news) = mpsc::unbounded_channel();
-        let mut task = Task::new(link, receiver, news);
-        let presence = Presence::new(1, 10, u64::MAX);
+        let mut task = Task::new(link, receiver, news, Hook::default());
+        let presence = Presence::new(1, 10, u64::MAX, Hook::default());
         presence.beliefs.give_up("gone".to_owned());
         prepare(&presence);
         task.add(Arc::clone(&presence));
@@ -536,10 +551,11 @@ mod tests {
     fn a_new_stream_is_soon_told_which_leases_are_used_on_it() {
         let (link, _) = Link::to_nowhere();
         let ((_orders, receiver), (_news, news)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let mut task = Task::new(link, receiver, news);
+        let mut task = Task::new(link, receiver, news, Hook::default());
         let now = now_nanos();
         for (lease_id, ttl_seconds) in [(1, 600), (2, 1)] {
-            task.add(Presence::new(lease_id, ttl_seconds, valid_until(now, ttl_seconds)));
+            let until = valid_until(now, ttl_seconds);
+            task.add(Presence::new(lease_id, ttl_seconds, until, Hook::default()));
         }
         let before = task.leases[&2].next_renewal;
         task.renew_all_soon();

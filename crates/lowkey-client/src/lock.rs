@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::now_nanos;
 use crate::door::{DoorTurn, Entering, Entry};
 use crate::error::{Error, ErrorKind, HeldBy, Lost};
+use crate::event::Asking;
 use crate::grant::GuardedGrant;
 use crate::keeper::Presence;
 use crate::random;
@@ -82,6 +83,11 @@ impl Lock {
     /// # }
     /// ```
     pub async fn try_acquire(&self) -> Result<LockGuard, Error> {
+        let asking = Asking::begin(&self.session.shared.client.hook, &self.wish.name);
+        asking.end(self.try_now().await)
+    }
+
+    async fn try_now(&self) -> Result<LockGuard, Error> {
         self.session.check()?;
         let door = self.session.shared.presence.doors.of(&self.wish.name);
         let entry = match door.enter(self.wish.way(), true) {
@@ -112,6 +118,11 @@ impl Lock {
 
     /// Acquires the lock within this time. Otherwise returns an error for which [`Error::is_busy`] is true.
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
+        let asking = Asking::begin(&self.session.shared.client.hook, &self.wish.name);
+        asking.end(self.wait_in_line(time).await)
+    }
+
+    async fn wait_in_line(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
         let door = self.session.shared.presence.doors.of(&self.wish.name);

@@ -4,6 +4,7 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
+use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
 use crate::name::{
     InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
@@ -157,6 +158,8 @@ pub enum Command {
         /// that is asked to let a node in compares it with its own.
         since_unix_ms: u64,
     },
+    /// Changes who may do what.
+    Access(Box<AccessChange>),
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -175,7 +178,8 @@ macro_rules! since_of {
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
-            | Self::EndQuarantine => None,
+            | Self::EndQuarantine
+            | Self::Access(_) => None,
         }
     };
 }
@@ -202,6 +206,7 @@ impl Command {
             | Self::SetValue { .. }
             | Self::AddMember { .. }
             | Self::Invite { .. } => true,
+            Self::Access(change) => change.grows(),
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
@@ -232,7 +237,8 @@ impl Command {
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
-            | Self::Invite { .. } => None,
+            | Self::Invite { .. }
+            | Self::Access(_) => None,
         }
     }
 
@@ -414,6 +420,8 @@ pub enum Reply {
         /// Until when, by the wall clock of the leader that made it.
         expires_unix_ms: u64,
     },
+    /// It is so now who may do what, or was before.
+    AccessChanged,
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.
@@ -505,6 +513,30 @@ pub enum Refusal {
     InvitationNotFound,
     /// Another node came with the invitation.
     InvitationUsed,
+    /// There is no such principal.
+    PrincipalNotFound {
+        /// The name that was given.
+        principal: PrincipalName,
+    },
+    /// There is no such token, or no longer.
+    TokenNotFound {
+        /// The id that was given.
+        token: TokenId,
+    },
+    /// A token or a certificate's name proves one principal only.
+    ProofTaken {
+        /// What is taken, for a person.
+        what: String,
+    },
+    /// There is as much of something in the access table as there may be.
+    AccessLimit {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        max: usize,
+    },
+    /// Access is required, or is to be, and no principal would be an admin.
+    AdminNeeded,
     /// The node is the only one: without it there is no cluster.
     LastNode {
         /// Its name.

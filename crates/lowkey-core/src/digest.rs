@@ -9,6 +9,7 @@
 //! The function is fixed and written down here: replicas of different builds must agree. It guards against
 //! drift, not against an adversary.
 
+use crate::access::{Principal, PrincipalName};
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{encode_mode, encode_scope};
 use crate::holders::Grant;
@@ -43,6 +44,9 @@ pub(crate) enum DigestPart<'a> {
     Wait(Ticket, &'a Wait),
     Member(MemberId, &'a NodeInfo),
     Invitation(InvitationHash, &'a Invitation),
+    Principal(&'a PrincipalName, &'a Principal),
+    /// Only while it is.
+    AccessRequired,
     /// Remembered by its owner, or by the lease that it is counted with.
     Request(Option<&'a OwnerId>, &'a RequestId, &'a Remembered),
 }
@@ -101,6 +105,20 @@ impl DigestPart<'_> {
                 mix.bytes(&hash.0);
                 mix.bytes(used_by.as_ref().map_or(&[], |identity| identity.0.as_slice()));
             }
+            Self::Principal(name, Principal { names, tokens, grants }) => {
+                mix.numbers(&[24, names.len() as u64, tokens.len() as u64, grants.len() as u64]);
+                mix.text(name.as_str());
+                names.iter().for_each(|name| mix.text(name.as_str()));
+                for (id, hash) in tokens {
+                    mix.bytes(&id.0);
+                    mix.bytes(&hash.0);
+                }
+                for (path, verbs) in grants {
+                    mix.text(path.as_str());
+                    mix.numbers(&[verbs.bits().into()]);
+                }
+            }
+            Self::AccessRequired => mix.numbers(&[25]),
             Self::Request(owner, request, Remembered { fingerprint, reply }) => {
                 mix.numbers(&[5, *fingerprint]);
                 mix.text(owner.map_or("", OwnerId::as_str));
@@ -174,7 +192,8 @@ impl Mix {
             | Reply::MemberAdded { .. }
             | Reply::MemberRemoved { .. }
             | Reply::QuarantineEnded
-            | Reply::Invited { .. } => {
+            | Reply::Invited { .. }
+            | Reply::AccessChanged => {
                 unreachable!("only requests of clients that had their effect are remembered")
             }
         }

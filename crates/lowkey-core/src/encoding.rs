@@ -8,6 +8,7 @@ use std::fmt;
 
 use prost::Message as _;
 
+use crate::access::{ACCESS_KINDS, AccessChange, AccessKind, AccessProto};
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, HoldRef, NodeInfo, Requester};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
@@ -22,7 +23,7 @@ use crate::name::{
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
-/// with invitations. 7: grants that last for a limited time.
+/// with invitations. 7: who may do what; grants that last for a limited time.
 pub const COMMAND_VERSION: u32 = 7;
 
 impl Command {
@@ -30,6 +31,7 @@ impl Command {
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::Access(_) => 7,
             // A limit is never left out: who asked for it counts on it.
             Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
             Self::AddMember { invitation: Some(_), .. } | Self::Invite { .. } => 6,
@@ -90,7 +92,10 @@ const HEAD_BYTES_MAX: usize = 11;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 32")]
+    #[prost(
+        oneof = "Kind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32"
+    )]
     kind: Option<Kind>,
 }
 
@@ -120,6 +125,22 @@ enum Kind {
     EndQuarantine(EndQuarantineProto),
     #[prost(message, tag = "20")]
     Invite(InviteProto),
+    #[prost(message, tag = "24")]
+    AddPrincipal(AccessProto),
+    #[prost(message, tag = "25")]
+    RemovePrincipal(AccessProto),
+    #[prost(message, tag = "26")]
+    RemoveName(AccessProto),
+    #[prost(message, tag = "27")]
+    AddToken(AccessProto),
+    #[prost(message, tag = "28")]
+    RevokeToken(AccessProto),
+    #[prost(message, tag = "29")]
+    Grant(AccessProto),
+    #[prost(message, tag = "30")]
+    Revoke(AccessProto),
+    #[prost(message, tag = "31")]
+    Require(AccessProto),
     #[prost(message, tag = "32")]
     EndHolds(EndHoldsProto),
 }
@@ -360,8 +381,14 @@ impl Command {
             Self::UpdateMember { .. } => 10,
             Self::EndQuarantine => 12,
             Self::Invite { .. } => 20,
+            Self::Access(change) => change.number(),
             Self::EndHolds { .. } => 32,
         }
+    }
+
+    fn access(kind: u32, proto: AccessProto) -> Result<Self, DecodeError> {
+        debug_assert!(ACCESS_KINDS.contains(&kind), "a change of the access table");
+        Ok(Self::Access(Box::new(AccessChange::try_from(AccessKind(kind, proto))?)))
     }
 
     fn from_proto(kind: Kind) -> Result<Self, DecodeError> {
@@ -471,6 +498,14 @@ impl Command {
                 let InviteProto { lifetime_seconds, since_unix_ms, .. } = proto;
                 Self::Invite { invitation, lifetime_seconds, since_unix_ms }
             }
+            Kind::AddPrincipal(proto) => Self::access(24, proto)?,
+            Kind::RemovePrincipal(proto) => Self::access(25, proto)?,
+            Kind::RemoveName(proto) => Self::access(26, proto)?,
+            Kind::AddToken(proto) => Self::access(27, proto)?,
+            Kind::RevokeToken(proto) => Self::access(28, proto)?,
+            Kind::Grant(proto) => Self::access(29, proto)?,
+            Kind::Revoke(proto) => Self::access(30, proto)?,
+            Kind::Require(proto) => Self::access(31, proto)?,
         })
     }
 }
@@ -594,6 +629,7 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, member.map_or(0, |member| member.0));
             }
             Command::EndQuarantine => {}
+            Command::Access(change) => change.write(fields),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 fields.bytes(1, &invitation.0);
                 fields.number(2, *lifetime_seconds);

@@ -11,6 +11,7 @@
 //! types, `limits.rs` for every limit, `recent.rs` for idempotency. `docs/internals/time.md` has rules R1 to
 //! R10, `docs/internals/waiting.md` how queues work.
 
+mod access;
 mod claim;
 mod command;
 mod digest;
@@ -26,6 +27,10 @@ mod recent;
 mod snapshot;
 mod state;
 
+pub use access::{
+    Access, AccessChange, Caller, CertificateName, Denied, GrantPath, Identity, On, Principal, PrincipalName,
+    Proof, TokenHash, TokenId, Verb, Verbs,
+};
 pub use claim::{Mode, Scope};
 pub use command::{
     AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, Holder, InTheWay,

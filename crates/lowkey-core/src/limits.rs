@@ -36,6 +36,18 @@ pub const MEMBERS_MAX: usize = 15;
 pub const INVITATIONS_MAX: usize = 64;
 /// Longest time for which an invitation is good: a day.
 pub const INVITATION_SECONDS_MAX: u64 = 86_400;
+/// Principals that the access table may have.
+pub const PRINCIPALS_MAX: usize = 1_000;
+/// Tokens that one principal may have at a time.
+pub const TOKENS_PER_PRINCIPAL_MAX: usize = 32;
+/// Names in certificates that may be one principal's.
+pub const NAMES_PER_PRINCIPAL_MAX: usize = 32;
+/// Paths on which one principal may have grants.
+pub const GRANTS_PER_PRINCIPAL_MAX: usize = 256;
+/// Longest name of a principal, in bytes of UTF-8.
+pub const PRINCIPAL_NAME_BYTES_MAX: usize = 128;
+/// Longest name in a certificate that may be a principal's, in bytes of UTF-8.
+pub const CERTIFICATE_NAME_BYTES_MAX: usize = 256;
 /// Longest `host:port` that a node may advertise, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Waiters that one lock may have at a time.

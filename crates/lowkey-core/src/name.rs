@@ -41,7 +41,7 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
-fn check_text(field: &'static str, text: &str, bytes_max: usize) -> Result<(), Invalid> {
+pub(crate) fn check_text(field: &'static str, text: &str, bytes_max: usize) -> Result<(), Invalid> {
     if text.is_empty() || text.len() > bytes_max {
         let problem = format!("must be 1 to {bytes_max} bytes of UTF-8, and is {} bytes", text.len());
         return Err(Invalid::new(field, problem));
@@ -87,6 +87,7 @@ macro_rules! text_type {
         }
     };
 }
+pub(crate) use text_type;
 
 text_type! {
     /// The name of a lock: 1–512 bytes of UTF-8, `/` between segments, no empty, `.` or `..`
@@ -424,6 +425,8 @@ macro_rules! hex_display {
         }
     )*};
 }
+
+pub(crate) use hex_display;
 
 hex_display!(ClusterId, NodeIdentity, KeyHash, InvitationHash);
 

@@ -24,6 +24,7 @@ mod waiting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::access::Access;
 use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
@@ -51,7 +52,7 @@ pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 /// - `limited` has exactly the grants that have a limit.
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
-/// - `digest` is that of all leases, grants, waits, members and invitations.
+/// - `digest` is that of all leases, grants, waits, members, invitations and principals.
 /// - The key of a member never changes, and an invitation lets in one node.
 /// - No lease id and no member id is ever given twice.
 /// - In quarantine nothing is held or waited for.
@@ -83,6 +84,8 @@ pub struct State {
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
     /// How new nodes come in: see `invitation.rs`.
     pub(crate) invitations: Invitations,
+    /// Who may do what: see `access.rs`.
+    pub(crate) access: Arc<Access>,
     pub(crate) digest: Digest,
     /// Nothing is granted: the cluster began anew, and holders of before may still believe.
     pub(crate) quarantine: bool,
@@ -193,6 +196,7 @@ impl State {
             members: BTreeMap::new(),
             lease_requests: Recent::default(),
             invitations: Invitations::new(),
+            access: Arc::default(),
             digest: Digest::default(),
             quarantine: false,
         }

@@ -23,6 +23,9 @@
 //!   [member=MEMBER]`
 //! - `invite 0..255 seconds=N [since=MS]`
 //! - `end_quarantine`
+//! - `add_principal NAME [CERTIFICATE_NAME…]`, `remove_principal NAME`, `remove_name NAME CERTIFICATE_NAME`
+//! - `add_token NAME 0..255 [hash=0..255]`, `revoke_token 0..255`
+//! - `grant NAME PATH VERB…`, `revoke_grant NAME PATH VERB…`, `require true|false`
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -43,10 +46,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lowkey_core::{
-    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
-    HoldRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode,
-    NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope,
-    State, Ticket, Token, Ttl, Value, WaitEnd,
+    AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
+    ClusterId, Command, Event, GrantPath, GrantRef, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash,
+    LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId,
+    PrincipalName, Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, TokenHash, TokenId,
+    Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -227,6 +231,34 @@ enum Entry {
         member: Option<u64>,
     },
     EndQuarantine,
+    AddPrincipal {
+        name: String,
+        #[arg(optional)]
+        names: Vec<String>,
+    },
+    RemovePrincipal(String),
+    RemoveName {
+        principal: String,
+        name: String,
+    },
+    AddToken {
+        name: String,
+        token: u8,
+        #[arg(key)]
+        hash: Option<u8>,
+    },
+    RevokeToken(u8),
+    Grant {
+        name: String,
+        path: String,
+        verbs: Vec<String>,
+    },
+    RevokeGrant {
+        name: String,
+        path: String,
+        verbs: Vec<String>,
+    },
+    Require(bool),
 }
 
 impl Entry {
@@ -340,11 +372,47 @@ impl Entry {
                 since_unix_ms: since,
             },
             Self::EndQuarantine => Command::EndQuarantine,
+            Self::AddPrincipal { name, names } => access(AccessChange::AddPrincipal {
+                principal: PrincipalName::parse(&name)?,
+                names: names.iter().map(|name| CertificateName::parse(name)).collect::<Result<_, _>>()?,
+            }),
+            Self::RemovePrincipal(name) => {
+                access(AccessChange::RemovePrincipal { principal: PrincipalName::parse(&name)? })
+            }
+            Self::RemoveName { principal, name } => access(AccessChange::RemoveName {
+                principal: PrincipalName::parse(&principal)?,
+                name: CertificateName::parse(&name)?,
+            }),
+            Self::AddToken { name, token, hash } => access(AccessChange::AddToken {
+                principal: PrincipalName::parse(&name)?,
+                token: TokenId([token; 8]),
+                hash: TokenHash([hash.unwrap_or(token); 32]),
+            }),
+            Self::RevokeToken(token) => access(AccessChange::RevokeToken { token: TokenId([token; 8]) }),
+            Self::Grant { name, path, verbs: some } => access(AccessChange::Grant {
+                principal: PrincipalName::parse(&name)?,
+                path: GrantPath::parse(&path)?,
+                verbs: verbs(&some)?,
+            }),
+            Self::RevokeGrant { name, path, verbs: some } => access(AccessChange::Revoke {
+                principal: PrincipalName::parse(&name)?,
+                path: GrantPath::parse(&path)?,
+                verbs: verbs(&some)?,
+            }),
+            Self::Require(required) => access(AccessChange::Require { required }),
             Self::RemoveMember { name, member } => {
                 Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
             }
         })
     }
+}
+
+fn access(change: AccessChange) -> Command {
+    Command::Access(Box::new(change))
+}
+
+fn verbs(verbs: &[String]) -> Result<Verbs, Invalid> {
+    verbs.iter().map(|verb| Verb::parse(verb)).collect()
 }
 
 /// The addresses say whose they are; a node that is expected has only one.
@@ -538,6 +606,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::MemberRemoved { member } => format!("member {member} removed"),
         Reply::QuarantineEnded => "no quarantine any more".into(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
+        Reply::AccessChanged => "access is so now".into(),
     }
 }
 
@@ -569,6 +638,11 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
+        Refusal::PrincipalNotFound { principal } => format!("PRINCIPAL_NOT_FOUND {principal}"),
+        Refusal::TokenNotFound { token } => format!("TOKEN_NOT_FOUND {token}"),
+        Refusal::ProofTaken { what } => format!("PROOF_TAKEN {what}"),
+        Refusal::AccessLimit { what, max } => format!("ACCESS_LIMIT {max} {what}"),
+        Refusal::AdminNeeded => "ADMIN_NEEDED".into(),
         Refusal::Quarantine => "QUARANTINE".into(),
     }
 }
@@ -749,6 +823,17 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
             "invitation {}…: until {} ms, {used}",
             invitation.hash[0], invitation.expires_unix_ms
         )?;
+    }
+    for (name, principal) in state.access().principals() {
+        let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(" ") };
+        let names = list(principal.names.iter().map(ToString::to_string).collect());
+        let tokens = list(principal.tokens.keys().map(ToString::to_string).collect());
+        let grants = principal.grants.iter().map(|(path, verbs)| format!("{path}:{verbs}"));
+        let grants = list(grants.collect());
+        writeln!(output, "principal {name}: certificates {names}; tokens {tokens}; grants {grants}")?;
+    }
+    if state.access().is_required() {
+        writeln!(output, "access is required")?;
     }
     Ok(output)
 }

@@ -225,7 +225,8 @@ proptest! {
                             Reply::MemberAdded { .. }
                             | Reply::MemberRemoved { .. }
                             | Reply::QuarantineEnded
-                            | Reply::Invited { .. },
+                            | Reply::Invited { .. }
+                            | Reply::AccessChanged,
                         ) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
@@ -606,7 +607,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
-        | Command::Invite { .. } => None,
+        | Command::Invite { .. }
+        | Command::Access(_) => None,
     }
 }
 
@@ -788,6 +790,14 @@ fn outcome(
         Some(Err(Refusal::NodeNameTaken { .. })) => "node name taken",
         Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
         Some(Ok(Reply::Invited { .. })) => "invited",
+        Some(Ok(Reply::AccessChanged)) => "access changed",
+        Some(Err(
+            Refusal::PrincipalNotFound { .. }
+            | Refusal::TokenNotFound { .. }
+            | Refusal::ProofTaken { .. }
+            | Refusal::AccessLimit { .. }
+            | Refusal::AdminNeeded,
+        )) => "access not changed",
         Some(Err(Refusal::NodeKeyDiffers { .. })) => "node key differs",
         Some(Err(Refusal::InvitationNotFound)) => "invitation not found",
         Some(Err(Refusal::InvitationUsed)) => "invitation used",

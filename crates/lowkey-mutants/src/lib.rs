@@ -139,6 +139,14 @@ mutants! {
     REMOVED_BEFORE_THE_CONFIGURATION_CHANGED: BySeeds, "removed before the configuration changed";
     AN_INVITATION_WORKS_TWICE: ByScenario, "an invitation works twice";
     A_NODES_KEY_CAN_BE_CHANGED: ByScenario, "a node's key can be changed";
+    // Who may do what.
+    A_GRANT_COVERS_WHAT_BEGINS_LIKE_IT: ByScenario, "a grant covers what begins like it";
+    THE_LAST_ADMIN_CAN_GO: ByScenario, "the last admin can go";
+    A_TOKENS_ID_IS_ENOUGH: ByScenario, "a token's id is enough";
+    ANYBODYS_LEASES_ARE_TOUCHED: ByScenario, "anybody's leases are touched";
+    A_REVOKED_TOKEN_GOES_ON: ByScenario, "a revoked token goes on";
+    SNAPSHOT_WITHOUT_THE_SWITCH: ByScenario, "snapshot without the switch";
+    THE_LEADER_BELIEVES_WHO_FORWARDS: ByScenario, "the leader believes who forwards";
     // Replicas that drift apart.
     A_MINORITY_GOES_ON: ByScenario, "a minority goes on";
     A_MINORITY_TAKES_NO_SNAPSHOT: ByScenario, "a minority takes no snapshot";

@@ -2,6 +2,7 @@
 //! thread does it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lowkey_core::{
     Holder, LeaseId, LeaseView, LockName, LockView, NamePrefix, OwnerId, Refusal, State, Token, Waiter,
@@ -66,6 +67,8 @@ pub enum Query {
     },
     /// How far the log has been applied.
     Revision,
+    /// Who may do what.
+    Access,
 }
 
 /// How long leases live if they are not renewed, in ms, by lease. Only a leader knows, so an answer that may be
@@ -159,6 +162,7 @@ pub(crate) fn answer(
             Response::Token { remaining: Remaining::of(state, table, now, told), current, other, revision }
         }
         Query::Revision => Response::Revision(revision),
+        Query::Access => Response::Access(Arc::clone(state.access())),
     })
 }
 

@@ -4,6 +4,7 @@
 //! is a world like any other, with every invariant checked at every step; it adds what must be true
 //! in this story alone, and ends with a cluster that is whole again and serves.
 
+mod access;
 mod cancelled;
 mod cut_leader;
 mod drift;
@@ -111,6 +112,8 @@ pub const ALL: &[Scenario] = &[
         snapshot_entries: 100_000,
         ..story("ten_thousand_leases_expire_in_one_tick", many_leases::expire_in_one_tick)
     },
+    story("access_is_required", access::is_required),
+    story("access_must_stay_so", access::must_stay_so),
     story("an_invitation_is_shown_again", invitation::shown_again),
     story("an_invitation_is_shown_too_late", invitation::too_late),
     in_line("a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease", one_batch::both_expire),

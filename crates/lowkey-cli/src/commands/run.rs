@@ -125,7 +125,7 @@ struct Job {
     shared: bool,
     subtree: bool,
     value: String,
-    owner: String,
+    owner: super::Owner,
     patience: Patience,
     ttl: Duration,
     /// How long it is held at least.

@@ -86,6 +86,7 @@ impl State {
                 self.check_key(node, Some(*member))?;
                 Ok(None)
             }
+            Command::Access(change) => self.access.outcome(change).map(|_| None),
             // Asked again, it is the same invitation.
             Command::Invite { invitation, .. } => Ok(self
                 .invitation(*invitation)

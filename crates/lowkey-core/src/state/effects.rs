@@ -86,6 +86,10 @@ impl State {
                 self.quarantine = false;
                 Reply::QuarantineEnded
             }
+            Command::Access(change) => {
+                self.change_access(change);
+                Reply::AccessChanged
+            }
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 let expires_unix_ms = since_unix_ms.saturating_add(lifetime_seconds.saturating_mul(1000));
                 self.invite(*invitation, expires_unix_ms, *since_unix_ms);

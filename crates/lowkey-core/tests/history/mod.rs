@@ -580,7 +580,8 @@ impl Seen<'_> {
                     | Command::UpdateMember { .. }
                     | Command::RemoveMember { .. }
                     | Command::EndQuarantine
-                    | Command::Invite { .. } => {}
+                    | Command::Invite { .. }
+                    | Command::Access(_) => {}
                 }
                 command
             }

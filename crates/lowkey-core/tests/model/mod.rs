@@ -151,7 +151,8 @@ fn since(command: &Command) -> u64 {
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
-        | Command::EndQuarantine => 0,
+        | Command::EndQuarantine
+        | Command::Access(_) => 0,
     }
 }
 
@@ -229,6 +230,8 @@ impl Model {
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 self.invite(*invitation, *lifetime_seconds, *since_unix_ms)
             }
+            // Who may do what has a model of its own: see `tests/access.rs`.
+            Command::Access(change) => unreachable!("{change:?} is in no history of this model"),
         };
         self.grant_whose_turn_it_is();
         let mut events = std::mem::take(&mut self.events);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lowkey_core::{
-    AcquireWith, COMMAND_VERSION, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MaxHold,
+    AcquireWith, COMMAND_VERSION, Caller, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MaxHold,
     MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, Ttl, Value,
     WaitTime,
 };
@@ -201,7 +201,7 @@ impl World {
     fn ask(&mut self, node: usize, request: Request) {
         let call = CallId(self.calls.len() as u64 + 1);
         self.calls.insert(call, Call { node, ..Call::default() });
-        self.step(node, Input::Request(call, request));
+        self.step(node, Input::Request(call, Caller::Node, request));
     }
 
     /// Mostly the leader.

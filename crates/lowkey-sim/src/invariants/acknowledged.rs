@@ -281,6 +281,11 @@ impl Case<'_> {
                 | Refusal::InvitationNotFound
                 | Refusal::InvitationUsed
                 | Refusal::LastNode { .. }
+                | Refusal::PrincipalNotFound { .. }
+                | Refusal::TokenNotFound { .. }
+                | Refusal::ProofTaken { .. }
+                | Refusal::AccessLimit { .. }
+                | Refusal::AdminNeeded
                 | Refusal::Quarantine,
                 _,
             ) => false,

@@ -43,7 +43,8 @@ impl Requests {
             | Command::UpdateMember { .. }
             | Command::RemoveMember { .. }
             | Command::EndQuarantine
-            | Command::Invite { .. } => return Ok(()),
+            | Command::Invite { .. }
+            | Command::Access(_) => return Ok(()),
         };
         if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command
             && committed.applied.reply.is_ok()

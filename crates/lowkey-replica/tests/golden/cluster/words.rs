@@ -68,6 +68,7 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::AddMember { node, .. }) => format!("add_member({})", node.name),
         Ok(Command::UpdateMember { node, .. }) => format!("update_member({})", node.name),
         Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
+        Ok(Command::Access(change)) => format!("access({change:?})"),
         Ok(Command::Invite { invitation, .. }) => format!("invite({})", invitation.0[0]),
         Ok(Command::EndQuarantine) => "end_quarantine".to_owned(),
         Err(_) => "members".to_owned(),
@@ -127,6 +128,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             let other = other.as_ref().map(|holder| holder_words(holder) + " ").unwrap_or_default();
             format!("not current, {other}as of {revision}")
         }
+        Ok(Response::Access(_)) => "access".to_owned(),
         Ok(Response::Revision(revision)) => format!("revision {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::QuorumAtRisk { answering, voters }) => {
@@ -144,6 +146,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         }
         Err(Failure::WaitGivenUp { lock }) => format!("WAIT_GIVEN_UP {lock}"),
         Err(Failure::OutcomeUnknown) => "OUTCOME_UNKNOWN".to_owned(),
+        Err(Failure::Denied(denied)) => format!("DENIED {denied:?}"),
         Err(Failure::Diverged) => "DIVERGED".to_owned(),
         Err(Failure::Busy) => "BUSY".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
@@ -173,6 +176,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::HoldsEnded { count } => format!("{count} grants ended"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
+        Reply::AccessChanged => "access changed".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "quarantine ended".to_owned(),
     }
@@ -200,6 +204,11 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::InvitationUsed => "INVITATION_USED".to_owned(),
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
+        Refusal::PrincipalNotFound { principal } => format!("PRINCIPAL_NOT_FOUND {principal}"),
+        Refusal::TokenNotFound { token } => format!("TOKEN_NOT_FOUND {token}"),
+        Refusal::ProofTaken { what } => format!("PROOF_TAKEN {what}"),
+        Refusal::AccessLimit { what, max } => format!("ACCESS_LIMIT {max} {what}"),
+        Refusal::AdminNeeded => "ADMIN_NEEDED".to_owned(),
         Refusal::Quarantine => "QUARANTINE".to_owned(),
     }
 }
