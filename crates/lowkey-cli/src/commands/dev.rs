@@ -284,7 +284,8 @@ fn default_ports_are_free() -> bool {
 async fn wait_whole(endpoints: &[String], papers: Option<&Papers>) -> Result<(), CommandFailure> {
     let deadline = Instant::now() + START_WAIT;
     let unanswered = |error: lowkey_client::Error| CommandFailure::of(&error, endpoints, "NAME");
-    let client = Client::builder(endpoints.to_vec()).tls(tls_of(papers)).connect().await.map_err(unanswered)?;
+    let client =
+        Client::builder(endpoints.to_vec()).tls(tls_of(papers)).connect().await.map_err(unanswered)?;
     loop {
         let status = client.status().await.map_err(unanswered)?;
         if status.cluster_size == i32::from(NODES) {

@@ -112,7 +112,11 @@ impl Browser {
             if !matches!(found, Value::Null | Value::Bool(false)) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "waited in vain: {what}; the page says:\n{}", self.text("body"));
+            assert!(
+                Instant::now() < deadline,
+                "waited in vain: {what}; the page says:\n{}",
+                self.text("body")
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -139,9 +143,13 @@ impl Browser {
 
     /// Presses keys, in the element that has the focus.
     pub(crate) fn press(&self, keys: &[&str]) {
-        let presses = |key: &&str| [json!({"type": "keyDown", "value": key}), json!({"type": "keyUp", "value": key})];
+        let presses =
+            |key: &&str| [json!({"type": "keyDown", "value": key}), json!({"type": "keyUp", "value": key})];
         let actions: Vec<Value> = keys.iter().flat_map(presses).collect();
-        self.command("/actions", &json!({ "actions": [{ "type": "key", "id": "keyboard", "actions": actions }] }));
+        self.command(
+            "/actions",
+            &json!({ "actions": [{ "type": "key", "id": "keyboard", "actions": actions }] }),
+        );
     }
 
     /// Types a text, letter by letter.
@@ -192,7 +200,9 @@ impl Drop for Browser {
         }
         if !self.session.is_empty() {
             // Ends the browser, which the driver's own end would not.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| request(self.port, "DELETE", &self.session, "")));
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                request(self.port, "DELETE", &self.session, "")
+            }));
         }
         let _ = self.driver.kill();
         let _ = self.driver.wait();

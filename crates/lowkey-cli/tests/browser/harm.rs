@@ -53,7 +53,11 @@ fn hostile_names_owners_and_values_stay_text_in_every_view() {
             stage.hold(&format!("{HOSTILE}{QUOTED}"), HOSTILE, lease, "");
             browser.wait_text(".news", HOSTILE);
         }
-        browser.wait("the view has something", "return document.querySelector('main').innerText.length > 10", json!([]));
+        browser.wait(
+            "the view has something",
+            "return document.querySelector('main').innerText.length > 10",
+            json!([]),
+        );
         assert_eq!(browser.run(HARM, json!([])), true, "{view}: {}", browser.text("main"));
     }
     // What asks before it acts tells names too.
@@ -98,7 +102,10 @@ fn elsewhere(page: &'static str) -> u16 {
             let Ok(mut stream) = stream else { return };
             let _ = stream.read(&mut [0; 4096]);
             let length = page.len();
-            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{page}");
+            let _ = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{page}"
+            );
         }
     });
     port
@@ -117,7 +124,11 @@ fn a_page_of_another_origin_can_neither_read_nor_write_nor_frame() {
     let write = "return fetch(args[0] + '/v1/lease/revoke', { method: 'POST', mode: 'no-cors', body: args[1] }).then((answer) => answer.type, () => 'refused')";
     let body = json!({ "leaseId": lease, "ownerId": "worker-1" }).to_string();
     browser.run_async(write, json!([node, body]));
-    assert_eq!(stage.node().http("GET", &format!("/v1/lease?lease_id={lease}"), "").unwrap().0, 200, "it lives");
+    assert_eq!(
+        stage.node().http("GET", &format!("/v1/lease?lease_id={lease}"), "").unwrap().0,
+        200,
+        "it lives"
+    );
     let frame = "const frame = document.createElement('iframe');
                  frame.src = args[0] + '/ui/';
                  const loaded = new Promise((resolve) => { frame.onload = resolve; });

@@ -20,7 +20,8 @@ const TASK_MS_MAX: f64 = 2_000.0;
 #[test]
 fn very_many_locks_scroll_and_change() {
     let Some(stage) = Stage::set(1) else { return };
-    let count = std::env::var("LOWKEY_BROWSER_LOCKS").ok().and_then(|text| text.parse().ok()).unwrap_or(USUAL);
+    let count =
+        std::env::var("LOWKEY_BROWSER_LOCKS").ok().and_then(|text| text.parse().ok()).unwrap_or(USUAL);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let endpoint = format!("http://127.0.0.1:{}", stage.node().ports.grpc);
     let client = runtime.block_on(Client::connect([endpoint])).unwrap();
@@ -36,7 +37,8 @@ fn very_many_locks_scroll_and_change() {
         json!([]),
     );
     let longest = |what: &str| {
-        let longest = browser.run("const most = Math.max(0, ...window.tasks); window.tasks = []; return most", json!([]));
+        let longest = browser
+            .run("const most = Math.max(0, ...window.tasks); window.tasks = []; return most", json!([]));
         println!("{count} locks, {what}: the longest task took {longest} ms");
         assert!(longest.as_f64().unwrap() < TASK_MS_MAX, "{what}: {longest}");
     };

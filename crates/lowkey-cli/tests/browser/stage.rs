@@ -54,11 +54,15 @@ impl Stage {
     pub(crate) fn queue(&self, lock: &str, owner: &str) -> TcpStream {
         use std::io::Write as _;
         let lease = self.lease(owner);
-        let body = json!({ "lockName": lock, "ownerId": owner, "leaseId": lease, "waitMs": 600_000 }).to_string();
+        let body =
+            json!({ "lockName": lock, "ownerId": owner, "leaseId": lease, "waitMs": 600_000 }).to_string();
         let mut stream = TcpStream::connect(("127.0.0.1", self.node().ports.http)).unwrap();
         let length = body.len();
-        write!(stream, "POST /v1/lock/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}")
-            .unwrap();
+        write!(
+            stream,
+            "POST /v1/lock/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
         stream
     }
 

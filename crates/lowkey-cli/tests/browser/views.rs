@@ -113,10 +113,18 @@ fn a_killed_leader_shows_and_so_does_a_page_without_its_node() {
 
     stage.cluster.nodes[here].kill();
     stage.browser.wait_text("#banner", "Connection lost, retrying.");
-    assert_eq!(stage.browser.run("return document.body.className", json!([])), "old", "no number looks as if it were of now");
+    assert_eq!(
+        stage.browser.run("return document.body.className", json!([])),
+        "old",
+        "no number looks as if it were of now"
+    );
     stage.browser.wait_text("#banner a", &names[3 - leader - here]);
     stage.cluster.nodes[here].start_ready();
-    stage.browser.wait("the connection is back", "return document.getElementById('banner').hidden", json!([]));
+    stage.browser.wait(
+        "the connection is back",
+        "return document.getElementById('banner').hidden",
+        json!([]),
+    );
     stage.browser.wait_text(".problems", &dead);
     stage.assert_no_complaints();
 }
@@ -177,7 +185,11 @@ fn the_cluster_status_is_told_in_any_state() {
     assert_eq!(told["leaderId"], cluster.nodes[leader].name);
     let nodes = told["nodes"].as_array().unwrap();
     assert!(nodes.iter().all(|node| node["problem"] == "" && number(&node["term"]) > 0), "{told}");
-    assert_eq!(nodes.iter().filter(|node| node["member"]["reachable"] == true).count(), 3, "as the leader says: {told}");
+    assert_eq!(
+        nodes.iter().filter(|node| node["member"]["reachable"] == true).count(),
+        3,
+        "as the leader says: {told}"
+    );
     assert!(nodes.iter().all(|node| number(&node["counters"]["upMs"]) > 0), "{told}");
     eventually("the disk was looked at", || {
         let told = cluster.nodes[leader].ok("GET", "/v1/cluster/status", "");

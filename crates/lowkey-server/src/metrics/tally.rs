@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn a_duration_is_counted_under_the_bound_that_it_does_not_exceed() {
-        for (micros, at) in [(0, 0), (100, 0), (101, 1), (200, 1), (201, 2), (6_553_600, 16), (6_553_601, 17)] {
+        for (micros, at) in [(0, 0), (100, 0), (101, 1), (200, 1), (201, 2), (6_553_600, 16), (6_553_601, 17)]
+        {
             assert_eq!(place(Duration::from_micros(micros)), at, "{micros}");
         }
         assert_eq!(place(Duration::MAX), DURATIONS - 1);

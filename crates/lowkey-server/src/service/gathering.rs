@@ -96,7 +96,9 @@ impl Service {
         let answered_in_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match report.and_then(decoded) {
             Ok((node, seen)) => (NodeReport { member: Some(member), answered_in_us, ..node }, seen),
-            Err(problem) => (NodeReport { member: Some(member), problem, ..NodeReport::default() }, Vec::new()),
+            Err(problem) => {
+                (NodeReport { member: Some(member), problem, ..NodeReport::default() }, Vec::new())
+            }
         }
     }
 

@@ -10,13 +10,14 @@ use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetClusterStatusRequest, GetClusterStatusResponse, GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse, NodeReport,
-    InvitePeerRequest, InvitePeerResponse, LeaderRequest, LeaderResponse, Lease, LeasesRenewed,
-    ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, LockHolder, Member,
-    ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse,
-    RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest,
-    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse,
-    WatchEvent, WatchRequest,
+    GetClusterStatusRequest, GetClusterStatusResponse, GetLeaseRequest, GetLeaseResponse, GetLockRequest,
+    GetLockResponse, GetStatusResponse, HeartbeatResponse, InvitePeerRequest, InvitePeerResponse,
+    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
+    ListLocksRequest, ListLocksResponse, LockHolder, Member, NodeReport, ObserveEvent, ObserveRequest,
+    ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest,
+    RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse,
+    RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent,
+    WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Call, Events, LeaseListener, LeaseNews, Node};

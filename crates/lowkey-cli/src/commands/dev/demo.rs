@@ -58,11 +58,7 @@ pub(super) fn start(endpoints: &[String], tls: Tls) -> JoinSet<()> {
 }
 
 /// Connects as this owner, and does something for ever.
-async fn again(
-    cluster: Cluster,
-    owner: &'static str,
-    what: impl AsyncFn(&Client) -> Result<(), Error>,
-) {
+async fn again(cluster: Cluster, owner: &'static str, what: impl AsyncFn(&Client) -> Result<(), Error>) {
     loop {
         let builder = Client::builder(cluster.endpoints.clone()).owner(owner).tls(cluster.tls.clone());
         if let Ok(client) = builder.connect().await {

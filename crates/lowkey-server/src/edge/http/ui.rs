@@ -138,7 +138,10 @@ mod tests {
             }
             if asset.content_type == HTML {
                 assert!(!text.contains(" style=") && !text.contains(" on") && !text.contains("<style"));
-                assert_eq!(text.matches("<script").count(), text.matches("<script type=\"module\" src=").count());
+                assert_eq!(
+                    text.matches("<script").count(),
+                    text.matches("<script type=\"module\" src=").count()
+                );
             }
         }
     }
@@ -152,7 +155,11 @@ mod tests {
             let is_address = |before: &&str| before.ends_with("http:") || before.ends_with("https:");
             // An address that is put together from a member's is a link for the user to follow.
             let put_together = text.matches("`http://${").count() + text.matches("`https://${").count();
-            assert!(links.iter().filter(|before| is_address(before)).count() <= put_together, "{}", asset.path);
+            assert!(
+                links.iter().filter(|before| is_address(before)).count() <= put_together,
+                "{}",
+                asset.path
+            );
             assert!(!text.contains("@import") && !text.contains("url("), "{}", asset.path);
         }
     }
