@@ -41,6 +41,7 @@
 //! Where to look: `engine` for that thread, `link` for the one stream that carries everything, `keeper` for
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
+mod access;
 mod beliefs;
 pub mod blocking;
 mod client;
@@ -51,6 +52,7 @@ mod elect;
 mod election;
 mod engine;
 mod error;
+mod event;
 mod grant;
 mod keeper;
 mod leases;
@@ -74,6 +76,7 @@ pub use detached::{Detached, DetachedLock};
 pub use elect::Elect;
 pub use election::{Election, Leadership};
 pub use error::{Error, ErrorKind, HeldBy, Lost};
+pub use event::ClientEvent;
 pub use lock::{Lock, LockGuard};
 pub use lock_all::{LockAll, LockGuards};
 pub use lowkey_api::{ApiError, Position, Reason};
@@ -85,8 +88,8 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease,
-        LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Scope, Stats, TransferLeaderResponse,
-        WatchEvent,
+        AccessGrant, CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse,
+        Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Principal, Scope, Stats,
+        TransferLeaderResponse, WatchEvent,
     };
 }

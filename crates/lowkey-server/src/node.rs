@@ -393,6 +393,19 @@ fn open_ports(
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
     let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
     let http_router = edge::http::router(Arc::clone(service), info.grpc_address.as_str(), gate);
+    tokio::spawn(Arc::clone(service.guard()).keep(service.stopping.subscribe()));
+    if config.metrics_open {
+        service.guard().open_metrics();
+    }
+    match edge::admin::bind(&config.data_dir) {
+        Ok(socket) => {
+            tokio::spawn(edge::admin::serve(socket, grpc_port.clone(), service.stopping.subscribe()));
+        }
+        Err(error) => tracing::warn!(
+            %error,
+            "there is no admin.sock in the data directory: `lowkey access` needs a token or a certificate here"
+        ),
+    }
     if let Some(tls) = &tls {
         tokio::spawn(Arc::clone(tls).keep(service.stopping.subscribe()));
     }
@@ -460,6 +473,7 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>, dial
         // With its number: a removed node must not join again by announcing its address.
         let request = AddPeerRequest { member_id: root.view.own().0, ..join::request(&info) };
         let outcome = if status.leader.is_some() {
+            let request = service.guard().for_node(request);
             service.call(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))
         } else {
             join::ask_any(&dialer, &join, &request).await.map(|_| ())

@@ -14,6 +14,7 @@
 //!   one of the new cluster, and is answered as compacted.
 //! - **Leases, locks, waits and remembered requests** are dropped. Their owners cannot talk to the new cluster: clients
 //!   stay with the cluster id that they began with.
+//! - **Who may do what** is carried over: a cluster that was closed must not come back open.
 //! - **Members** are dropped but for the survivor, which comes in as a new one: no number is given twice.
 //! - **Quarantine**: clients of before may still believe that they hold something. Until they cannot any more, nothing
 //!   is granted. For how long that is, only the leader knows (R5): it ends with [`crate::Command::EndQuarantine`].
@@ -64,6 +65,10 @@ impl State {
         state.last_lease = LeaseId(raised(self.last_lease.0)?);
         state.last_member = MemberId(self.last_member.0.checked_add(1).ok_or(CountersSpent)?);
         state.put_member(state.last_member, node);
+        for (name, principal) in self.access.principals() {
+            state.put_principal(name, Some(principal.clone()));
+        }
+        state.require_access(self.access.is_required());
         state.quarantine = quarantine;
         let member = state.last_member;
         Ok((state, member))

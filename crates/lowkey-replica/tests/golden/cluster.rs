@@ -13,7 +13,8 @@ use std::error::Error;
 use std::fmt::Write as _;
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, GroupId, LeaseId, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName,
+    COMMAND_VERSION, Caller, ClusterId, GroupId, LeaseId, MemberId, NewBeginning, NodeIdentity, NodeInfo,
+    NodeName,
 };
 use lowkey_replica::{
     CallId, Config, Input, MILLISECOND, Nanos, Output, Persist, Replica, Report, Request, SnapshotFile,
@@ -280,7 +281,7 @@ impl Cluster {
         self.last_call += 1;
         let call = CallId(self.last_call);
         self.calls.insert(call, Call { node: id, words, name, answered: false, gone: false });
-        self.step(id, Input::Request(call, request))
+        self.step(id, Input::Request(call, Caller::Node, request))
     }
 
     /// A caller leaves; the node that it asked is told, and named.

@@ -9,6 +9,8 @@ use lowkey_core::MemberId;
 use lowkey_replica::Status;
 use tokio::sync::watch;
 
+use crate::access::Guard;
+
 /// The leader, as this node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leadership {
@@ -25,22 +27,30 @@ pub(crate) struct View {
     /// True if the node is neither removed nor in doubt. Every call asks for this, so reading it must cost
     /// nothing.
     sound: AtomicBool,
+    /// Who is let in: it has the state's table.
+    pub(crate) guard: Arc<Guard>,
 }
 
 impl View {
     pub(crate) fn new(status: Status) -> Self {
         let leadership = watch::Sender::new(leadership(&status));
+        let guard = Guard::of_start();
+        guard.in_touch(status.leader.is_some());
+        guard.publish(&status.access);
         Self {
             own: status.member,
             sound: AtomicBool::new(status.divergence.is_none()),
             status: RwLock::new(Arc::new(status)),
             leadership,
             removed: watch::Sender::new(false),
+            guard: Arc::new(guard),
         }
     }
 
     pub(crate) fn publish(&self, status: Status) {
         let leadership = leadership(&status);
+        self.guard.in_touch(status.leader.is_some());
+        self.guard.publish(&status.access);
         self.sound.store(status.divergence.is_none() && !self.is_removed(), Ordering::Release);
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         self.leadership.send_if_modified(|before| {

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use lowkey_api::v1::{GetClusterStatusRequest, GetClusterStatusResponse, Member, NodeReport};
 use lowkey_api::{ApiError, ErrorDetail};
-use lowkey_core::{GroupId, MemberId};
+use lowkey_core::{Caller, GroupId, MemberId};
 use prost::Message as _;
 use tokio::time::{Instant, timeout};
 
 use super::{PassedOn, Service};
+use crate::access::Permitted;
 use crate::call::REPORT;
 use crate::edge::Node as _;
 use crate::operation::Answer;
@@ -26,7 +27,7 @@ use crate::peers::proto::forward_reply::Outcome;
 const REPORT_WAIT: Duration = Duration::from_millis(400);
 
 impl Answer for GetClusterStatusRequest {
-    async fn answer(self, service: &Service) -> Result<GetClusterStatusResponse, ApiError> {
+    async fn answer(_: Permitted<Self>, service: &Service) -> Result<GetClusterStatusResponse, ApiError> {
         let timed = service.metrics.begin("GetClusterStatus");
         let answer = Ok(service.gather().await);
         timed.end(&answer);
@@ -105,7 +106,7 @@ impl Service {
     async fn ask_for_report(&self, member: MemberId) -> Result<Report, String> {
         let unreachable = || "it cannot be reached from here".to_owned();
         let forwarder = self.forwarders.get(member).ok_or_else(unreachable)?;
-        let asked = PassedOn::send(forwarder, GroupId::ROOT, REPORT, Vec::new());
+        let asked = PassedOn::send(forwarder, GroupId::ROOT, REPORT, Vec::new(), &Caller::Node);
         let mut asked = asked.ok_or_else(unreachable)?;
         match timeout(REPORT_WAIT, asked.answer()).await {
             Ok(Ok(Outcome::Response(bytes))) => Report::decode(bytes.as_slice()).map_err(senseless),

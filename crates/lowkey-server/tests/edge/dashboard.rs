@@ -3,7 +3,8 @@
 use crate::support::{Answer, Edge, exchange};
 
 async fn ask(edge: &Edge, line: &str, headers: &str) -> Answer {
-    exchange(edge.http, format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n")).await
+    exchange(edge.http, format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"))
+        .await
 }
 
 #[tokio::test]
@@ -26,7 +27,10 @@ async fn the_page_and_all_that_it_names_is_there_and_under_its_policy() {
             assert_eq!(answer.header(header), value, "{file}: {header}");
         }
         let policy = answer.header("content-security-policy");
-        assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+        assert!(
+            policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"),
+            "{policy}"
+        );
         assert!(!policy.contains("unsafe") && !policy.contains('*') && !policy.contains("http"), "{policy}");
         count += 1;
     }
