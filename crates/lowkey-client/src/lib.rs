@@ -89,8 +89,9 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        AuditGap, AuditedGrant, CheckTokenResponse, EventType, ExplainResponse, GetLeaseResponse,
-        GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member,
-        Mode, QueryAuditRequest, QueryAuditResponse, Scope, Stats, TransferLeaderResponse, WatchEvent,
+        AccessGrant, AuditGap, AuditedGrant, CheckTokenResponse, EventType, ExplainResponse,
+        GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder,
+        LockWaiter, Member, Mode, Principal, QueryAuditRequest, QueryAuditResponse, Scope, Stats,
+        TransferLeaderResponse, WatchEvent,
     };
 }
