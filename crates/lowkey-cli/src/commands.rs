@@ -10,7 +10,7 @@
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `cert.rs`: certificates, which concern no cluster
 //! - `recover.rs`: the one that works on a data directory, with the server's help
-//! - `status.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`: what they say
+//! - `status.rs`, `health.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`, `manual.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
@@ -23,9 +23,11 @@ pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
 pub(crate) mod fence;
+pub(crate) mod health;
 mod interrupts;
 pub(crate) mod leases;
 pub(crate) mod locks;
+pub(crate) mod manual;
 pub(crate) mod member;
 pub(crate) mod recover;
 pub(crate) mod run;

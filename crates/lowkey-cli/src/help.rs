@@ -279,6 +279,12 @@ const HELP: &[Help] = &[
         page: "docs/operate/secure.md",
     },
     Help {
+        command: "health",
+        examples: &["lowkey health", "lowkey health --ready --connect-timeout 2s"],
+        commands: "status",
+        page: "docs/operate/monitor.md",
+    },
+    Help {
         command: "member",
         examples: &["lowkey member list", "lowkey member remove node-3"],
         commands: "status",
@@ -325,6 +331,7 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey --bootstrap --data-dir ./data",
             "lowkey server --join 10.0.0.1:9000 --node-id node-2 --insecure --raft-addr 10.0.0.2:7000",
+            "lowkey --cluster-of 3 --join 10.0.0.1:9000,10.0.0.2:9000,10.0.0.3:9000 --form-secret-file secret",
             "lowkey --bootstrap --tls-cert certs/node.pem --tls-key certs/node-key.pem",
         ],
         commands: "dev, member",
@@ -369,7 +376,7 @@ const HELP: &[Help] = &[
     },
     Help {
         command: "dev",
-        examples: &["lowkey dev", "lowkey dev --secure"],
+        examples: &["lowkey dev", "lowkey dev --demo", "lowkey dev --secure"],
         commands: "server",
         page: "docs/start/five-minutes.md",
     },

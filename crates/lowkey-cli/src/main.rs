@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    access, audit, bench, cert, changes, completions, detached, dev, fence, leases, locks, member, recover,
-    run, status,
+    access, audit, bench, cert, changes, completions, detached, dev, fence, health, leases, locks, manual,
+    member, recover, run, status,
 };
 use exit::CommandFailure;
 
@@ -74,6 +74,8 @@ enum Command {
     Watch(changes::WatchArgs),
     /// Show how the cluster is doing
     Status(status::StatusArgs),
+    /// Tell whether a node answers, for probes: status 0 if so
+    Health(health::HealthArgs),
     /// Show and change the nodes of the cluster, and which of them leads
     Member(member::MemberArgs),
     /// Say who may do what: principals, their tokens and grants
@@ -92,6 +94,9 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Write completions for a shell
     Completions(completions::CompletionsArgs),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -214,6 +219,8 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Cert(args) => cert::cert(&args),
         Command::Dev(args) => dev::dev(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Health(args) => health::health(&args),
+        Command::Man(args) => manual::manual(&args, Cli::command()),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     }
 }

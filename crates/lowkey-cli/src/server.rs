@@ -13,7 +13,9 @@ use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{About, AuditLimits, Config, Ended, JoinToken, RunningNode, StartError};
+use lowkey_server::{
+    About, AuditLimits, ClusterOf, Config, Ended, FormSecret, JoinToken, RunningNode, StartError,
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -38,6 +40,23 @@ pub(crate) struct ServerArgs {
         help_heading = "The cluster"
     )]
     join: Vec<String>,
+
+    /// Found a cluster of so many nodes together with those that --join names, this one among them, once all of them see
+    /// each other; if there is a cluster already, join it
+    #[arg(
+        long,
+        value_name = "N",
+        env = "LOWKEY_CLUSTER_OF",
+        requires = "join",
+        conflicts_with = "bootstrap",
+        value_parser = parse_cluster_size,
+        help_heading = "The cluster"
+    )]
+    cluster_of: Option<usize>,
+
+    /// The secret that all nodes of --cluster-of share, by which they know each other until they have keys
+    #[arg(long, value_name = "FILE", env = "LOWKEY_FORM_SECRET_FILE", help_heading = "The cluster")]
+    form_secret_file: Option<PathBuf>,
 
     /// Join with the invitation in this file if the data directory is empty: see `lowkey member invite`
     #[arg(long, value_name = "FILE", env = "LOWKEY_JOIN_TOKEN_FILE", help_heading = "The cluster")]
@@ -230,6 +249,14 @@ fn parse_positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "must be a whole number above 0".into())
 }
 
+fn parse_cluster_size(text: &str) -> Result<usize, String> {
+    let max = lowkey_core::limits::MEMBERS_MAX;
+    text.parse()
+        .ok()
+        .filter(|size| (1..=max).contains(size))
+        .ok_or_else(|| format!("must be a whole number from 1 to {max}; 3 or 5 is usual"))
+}
+
 fn parse_node_name(text: &str) -> Result<NodeName, String> {
     NodeName::parse(text).map_err(|invalid| invalid.problem)
 }
@@ -347,6 +374,24 @@ fn check_exposure(args: &ServerArgs) -> Result<(), String> {
     }
 }
 
+/// Without a secret anybody could be one of the nodes, so that takes a network that is trusted.
+fn cluster_of(args: &ServerArgs) -> Result<Option<ClusterOf>, StartError> {
+    let Some(size) = args.cluster_of else { return Ok(None) };
+    let ports = [&args.raft_addr, &args.grpc_addr, &args.http_addr];
+    let is_exposed = !ports.iter().all(|listen| listen.address.ip().is_loopback());
+    let secret = match &args.form_secret_file {
+        Some(path) => FormSecret::read(path)?,
+        None if is_exposed && !args.insecure => {
+            let problem = "it is needed where other machines can reach the node: a file with a secret that all nodes of \
+                           the cluster share (`openssl rand -hex 32` makes one), or --insecure if that network is trusted"
+                .into();
+            return Err(StartError::Flag { flag: "--form-secret-file", problem });
+        }
+        None => FormSecret::none(),
+    };
+    Ok(Some(ClusterOf { size, secret }))
+}
+
 fn tls_files(
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -360,6 +405,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let join_token = join_token(&args)?;
+    let cluster_of = cluster_of(&args)?;
     let listened = [args.raft_addr.name, args.grpc_addr.name, args.http_addr.name];
     let config = Config {
         node_name: args.node_id,
@@ -367,6 +413,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
         bootstrap: args.bootstrap,
         join: args.join,
         join_token,
+        cluster_of,
         insecure: args.insecure,
         raft_listen: args.raft_addr.address,
         grpc_listen: args.grpc_addr.address,

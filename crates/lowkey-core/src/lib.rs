@@ -47,4 +47,6 @@ pub use name::{
     NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime, max_hold_seconds,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{CountersSpent, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView};
+pub use state::{
+    CountersSpent, FirstMembers, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView,
+};

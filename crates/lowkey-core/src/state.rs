@@ -40,7 +40,7 @@ use crate::recent::Recent;
 
 pub(crate) use self::check::Claimed;
 
-pub use self::beginning::{CountersSpent, NewBeginning};
+pub use self::beginning::{CountersSpent, FirstMembers, NewBeginning};
 pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 
 /// Everything that the replicas of a group agree on.

@@ -163,6 +163,11 @@ mutants! {
     // A cluster that began anew.
     A_LOCK_IS_GRANTED_IN_QUARANTINE: ByScenario, "a lock is granted in quarantine";
     QUARANTINE_ENDS_AT_ONCE: ByScenario, "quarantine ends at once";
+    // Several nodes that found a cluster together.
+    A_MAJORITY_FOUNDS: ByScenario, "a majority founds";
+    A_WIPED_NODE_FOUNDS_AGAIN: ByScenario, "a wiped node founds again";
+    A_PROMISE_IS_TOLD_BEFORE_IT_IS_ON_DISK: ByScenario, "a promise is told before it is on disk";
+    A_PROMISE_IS_GIVEN_UP_ALONE: ByScenario, "a promise is given up alone";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
     A_HOLD_IS_ENDED_BY_AN_OLD_TERM: Never, "a hold is ended by an old term";

@@ -9,6 +9,7 @@ use lowkey_core::NodeName;
 use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
 use crate::edge::tls::TlsFiles;
+use crate::forming::ClusterOf;
 use crate::invitation::JoinToken;
 
 /// How a node runs; see the command line for the defaults.
@@ -22,6 +23,8 @@ pub struct Config {
     pub bootstrap: bool,
     /// gRPC addresses of members of the cluster to join if the directory is empty.
     pub join: Vec<String>,
+    /// Found a cluster together with others if the directory is empty and there is none yet. `join` names all of them.
+    pub cluster_of: Option<ClusterOf>,
     /// The invitation to join with if the directory is empty.
     pub join_token: Option<JoinToken>,
     /// The network is trusted: nodes may join without an invitation.

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 use lowkey_api::v1::AddPeerRequest;
 use lowkey_core::{COMMAND_VERSION, ClusterId, GroupId, MemberId, NodeInfo};
+use lowkey_replica::forming::{Belongs, Memory};
 use lowkey_replica::{Found, Replica, Status, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
@@ -27,6 +28,7 @@ use crate::edge::serve::{ServeLimits, serve, serve_peers};
 use crate::edge::tls::Tls;
 use crate::edge::{self, Node as _};
 use crate::error::StartError;
+use crate::forming::{self, Voice};
 use crate::host::Host;
 use crate::host::clock::Clock;
 use crate::join::{self, Problem};
@@ -127,6 +129,11 @@ pub async fn start(config: Config) -> Result<RunningNode, StartError> {
             "an invitation is for a node that joins, and --bootstrap founds: leave one of them away".into();
         return Err(StartError::Flag { flag: "--join-token-file", problem });
     }
+    if config.cluster_of.is_some() && (config.bootstrap || config.join.is_empty()) {
+        let problem =
+            "with it, --join names all nodes that found the cluster, and --bootstrap is left away".into();
+        return Err(StartError::Flag { flag: "--cluster-of", problem });
+    }
     for address in &config.join {
         parse_address("join", address)
             .map_err(|invalid| StartError::Flag { flag: "--join", problem: invalid.problem })?;
@@ -147,10 +154,12 @@ async fn start_in(
     ports: Ports,
     mut directory: DataDirectory,
 ) -> Result<RunningNode, StartError> {
+    let mut ports = ports;
     let mut key = NodeKey::open(&directory.path)?;
     let info = describe(&config, &ports, &directory, &key)?;
     let dialer = Dialer::new(tls.clone());
-    let how = settle_membership(&config, &dialer, &mut directory, &mut key, &info).await?;
+    let world = World { config: &config, dialer: &dialer, tls: &tls, ports: &mut ports };
+    let how = settle_membership(world, &mut directory, &mut key, &info).await?;
     let Some((cluster, member)) = directory.node.membership else {
         return Err(StartError::NothingToDo { path: directory.path });
     };
@@ -210,22 +219,56 @@ fn reachable(listening: SocketAddr) -> String {
     address
 }
 
+/// What a node without a cluster has to find one with.
+struct World<'a> {
+    config: &'a Config,
+    dialer: &'a Dialer,
+    tls: &'a Option<Arc<Tls>>,
+    ports: &'a mut Ports,
+}
+
 /// Founds or joins a cluster if the directory does not belong to one yet.
 async fn settle_membership(
-    config: &Config,
-    dialer: &Dialer,
+    world: World<'_>,
     directory: &mut DataDirectory,
     key: &mut NodeKey,
     info: &NodeInfo,
 ) -> Result<&'static str, StartError> {
+    let World { config, dialer, tls, ports } = world;
     if directory.node.membership.is_some() {
         return Ok("came back");
+    }
+    if let Belongs::Founded(plan) = directory.node.forming.belongs.clone() {
+        // It was decided, and the node ended before all of it was on disk.
+        forming::found(directory, &plan)?;
+        return Ok("founded a new cluster with the others");
+    }
+    if config.bootstrap && directory.node.forming != Memory::default() {
+        return Err(StartError::MayHaveCluster { path: directory.path.clone() });
     }
     if !config.bootstrap && config.join.is_empty() && config.join_token.is_none() {
         return Err(StartError::NothingToDo { path: directory.path.clone() });
     }
     directory.keep_identity()?;
     key.keep()?;
+    if let Some(form) = &config.cluster_of {
+        let listeners = [&mut ports.grpc, &mut ports.http];
+        let join = async |directory: &mut DataDirectory| {
+            let joined = match &config.join_token {
+                Some(token) => join::join_invited(token, info, &Arc::new(PeerTls::new(key)?)).await?,
+                None => join::join(dialer, &config.join, info).await?,
+            };
+            directory.join(joined)
+        };
+        return forming::form(
+            form,
+            (&config.join, dialer),
+            (listeners, tls.clone()),
+            (directory, info),
+            join,
+        )
+        .await;
+    }
     if let Some(token) = &config.join_token {
         let tls = Arc::new(PeerTls::new(key)?);
         directory.join(join::join_invited(token, info, &tls).await?)?;
@@ -318,7 +361,9 @@ fn run(
         trusts_network: config.insecure || listens_on_loopback(&config),
     });
     let join = config.join.clone();
-    let open = open_ports(config, ports, &info, &service, (budget, tls.clone()))?;
+    let memory = &directory.node.forming;
+    let voice = config.cluster_of.as_ref().map(|form| Voice::of_member(form, info.clone(), cluster, memory));
+    let open = open_ports(config, ports, &info, &service, (budget, tls.clone(), voice))?;
     tokio::spawn(announce(Arc::clone(&service), info, join, Dialer::new(tls.clone())));
     Ok(RunningNode { service, host, open, ended, about, tls, _directory: directory })
 }
@@ -381,7 +426,7 @@ fn open_ports(
     ports: Ports,
     info: &NodeInfo,
     service: &Arc<Service>,
-    (budget, tls): (Arc<Budget>, Option<Arc<Tls>>),
+    (budget, tls, voice): (Arc<Budget>, Option<Arc<Tls>>, Option<Voice>),
 ) -> Result<OpenPorts, StartError> {
     let stop_clients = watch::Sender::new(false);
     // Between nodes, one connection carries everything.
@@ -400,7 +445,8 @@ fn open_ports(
         service.parting.subscribe(),
     ));
     let grpc_port = edge::grpc::port(Arc::clone(service), info.http_address.as_str())
-        .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
+        .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?
+        .with(voice);
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
     let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
     let http_router = edge::http::router(Arc::clone(service), info.grpc_address.as_str(), gate);

@@ -27,6 +27,7 @@ use lowkey_core::{
     COMMAND_VERSION, Cause, ClusterId, EndedGrant, MemberId, NewBeginning, NodeIdentity, NodeInfo, State,
 };
 use lowkey_replica::Survivor;
+use lowkey_replica::forming::Memory;
 use lowkey_wal::{Disk, RealDisk};
 
 use crate::audit;
@@ -193,7 +194,13 @@ impl LostCluster {
             _ => {}
         }
         let also_locked = lock.try_clone().map_err(io_error("cannot lock", &path))?;
-        let fresh = NodeFile { name: node.name, identity, membership: None, known: Vec::new() };
+        let fresh = NodeFile {
+            name: node.name,
+            identity,
+            membership: None,
+            known: Vec::new(),
+            forming: Memory::default(),
+        };
         DataDirectory::fresh(&building, fresh, also_locked)?.found(cluster, &founding)?;
         rename(&building, &path.join(READY))?;
         sync(&path)?;
@@ -352,6 +359,7 @@ mod tests {
             identity: NodeIdentity([cluster; 16]),
             membership: Some((ClusterId([cluster; 16]), MemberId(1))),
             known: Vec::new(),
+            forming: Memory::default(),
         };
         let lock = File::create(path.join("lock")).unwrap();
         DataDirectory::fresh(path, node, lock).unwrap().keep_identity().unwrap();

@@ -13,11 +13,13 @@
 //! component that keeps something for it is told.
 //!
 //! - `auditing.rs`: grants that are over, asked of this node and of others
+//! - `gathering.rs`: how all nodes are
 //! - `renewing.rs`: renewals that arrived together
 //! - `status.rs`: what this node knows without asking another node
 //! - `watching.rs`: watches and observers
 
 mod auditing;
+mod gathering;
 mod renewing;
 mod status;
 mod watching;
@@ -36,7 +38,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::access::Permitted;
 use crate::audit::Audit;
-use crate::call::calls;
+use crate::call::{REPORT, calls};
 use crate::edge::stopped;
 use crate::host::clock::Clock;
 use crate::lane::inbox::{Event, Inbox};
@@ -256,6 +258,8 @@ impl Service {
                 }
             )* })*) => {
                 match operation {
+                    // Of this node itself, in any state.
+                    REPORT => Outcome::Response(self.report().encode_to_vec()),
                     $($($( $number => self.answer::<$Request>(lane, request, caller).await, )?)*)*
                     _ => refusal(ApiError::new(
                         Reason::Internal,

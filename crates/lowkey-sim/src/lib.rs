@@ -13,6 +13,7 @@ mod claim;
 mod client;
 mod clock;
 mod faults;
+mod forming;
 mod invariants;
 #[cfg(feature = "mutants")]
 pub mod mutants;
