@@ -35,6 +35,7 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey run nightly -- ./report.sh",
             "lowkey run nightly --try --at-least 5m -- ./report.sh",
+            "lowkey run nightly --try --at-most 2h -- ./report.sh",
             "lowkey run deploy --wait 30s --ttl 15s -- sh -c 'echo $LOWKEY_TOKEN'",
         ],
         commands: "elect, acquire",

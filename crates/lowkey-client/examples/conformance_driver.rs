@@ -241,6 +241,9 @@ fn wished(session: &Session, command: &Value) -> Result<Lock, Value> {
     if command["scope"] == "subtree" {
         lock = lock.subtree();
     }
+    if let Some(seconds) = command["at_most_seconds"].as_u64() {
+        lock = lock.at_most(Duration::from_secs(seconds));
+    }
     Ok(match command["value"].as_str() {
         Some(value) => lock.value(value),
         None => lock,

@@ -258,7 +258,7 @@ impl Service {
                 }
             )* })*) => {
                 match operation {
-                    // Of this node itself, in any state.
+                    // Of this node itself, in any state. The node that asks has judged who asked it.
                     REPORT => Outcome::Response(self.report().encode_to_vec()),
                     $($($( $number => self.answer::<$Request>(lane, request, caller).await, )?)*)*
                     _ => refusal(ApiError::new(

@@ -54,6 +54,15 @@ export class ApiError extends Error {
   }
 }
 
+/** Who this page is to the cluster; nothing where nobody is asked. */
+export const whoAmI = async () => (await call("GET", "/v1/access/whoami").catch(() => ({}))).principal ?? "";
+
+/** As whom this page acts, in events. A principal acts as itself or as something below it. */
+export async function actor() {
+  const principal = await whoAmI();
+  return principal ? `${principal}/dashboard` : "dashboard";
+}
+
 /** How long an answer may take. Every call of this page is a short one. */
 const PATIENCE_MS = 8000;
 

@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, whether the node answers, who has logged in.
 
-import { isLoggedIn, logIn, logOut, setLogin } from "./api.js";
+import { isLoggedIn, logIn, logOut, setLogin, whoAmI } from "./api.js";
 import { cluster, follow, quorum, run } from "./cluster.js";
 import { askForToken } from "./dialogs.js";
 import { clockTime, h, name, setText, show, span, tick } from "./dom.js";
@@ -78,10 +78,12 @@ function again() {
   showLogin();
 }
 
-function showLogin() {
+async function showLogin() {
   const button = byId("login");
   button.hidden = !isLoggedIn() && !byId("login").dataset.needed;
   setText(button, isLoggedIn() ? "Log out" : "Log in");
+  const principal = isLoggedIn() && (await whoAmI());
+  if (principal && isLoggedIn()) setText(button, `Log out ${principal}`);
 }
 
 /** Where one is, and whether what one sees is of now. */

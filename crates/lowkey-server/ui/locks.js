@@ -9,6 +9,7 @@ const PAGE = 500;
 /** How often listeners are called at most. */
 const TELL_MS = 100;
 const RETRY_MS = 1000;
+const POLL_MS = 5000;
 const DOUBT_MS = 500;
 const DOUBTS = 20;
 /** Below this many locks the whole tree is open at first. */
@@ -97,6 +98,8 @@ class LockStore {
   constructor(prefix) {
     this.prefix = prefix;
     this.listeners = new Set();
+    /** True if these locks may be read and not watched. */
+    this.isPolled = false;
     this.reset();
   }
 
@@ -153,6 +156,13 @@ class LockStore {
         }
       } catch (error) {
         if (signal.aborted) return;
+        // Who may read and not watch gets a list from time to time.
+        if (error.isRefusal && this.state === "live") {
+          this.isPolled = true;
+          after = null;
+          await pause(POLL_MS, signal);
+          continue;
+        }
         // The position is gone, or never was with this cluster: list anew, and show nothing old meanwhile.
         if (error instanceof ApiError && error.status >= 400) after = null;
         Object.assign(this, { state: "lost", error });

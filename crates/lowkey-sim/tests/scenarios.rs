@@ -80,6 +80,9 @@ scenarios! {
     a_place_is_kept_for_five_seconds
     a_waiter_learns_at_once_that_its_lease_is_gone
     a_wait_longer_than_its_time_to_live
+    a_job_that_hangs_loses_its_lock_in_time
+    a_limit_under_two_leaders
+    a_limited_grant_is_given_back_before_its_end
     a_leader_that_removes_itself_and_is_cut_off
     three_become_one_each_leader_in_turn
     a_leader_elected_on_its_way_out

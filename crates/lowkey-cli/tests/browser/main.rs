@@ -12,12 +12,14 @@
 //!
 //! - `driver.rs`: the browser; `stage.rs`: the cluster beside it
 //! - `views.rs`: each view shows what the API says, and soon
+//! - `access.rs`: who may see and do what
 //! - `harm.rs`: hostile names, other origins, the page's policy
 //! - `people.rs`: keyboard, labels, contrast, and the pictures in the documents
 //! - `many.rs`: very many locks
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod access;
 mod driver;
 mod harm;
 #[allow(dead_code, reason = "the tests of single processes need more of it")]

@@ -88,6 +88,18 @@ fn a_keyboard_is_enough() {
     browser.wait_text("h1", "Sessions");
 }
 
+/// Until the overview has something to tell.
+fn do_something(stage: &Stage) {
+    let lease = stage.lease("deployer");
+    let has_much = "return document.querySelectorAll('.news .badge').length >= 8 && \
+                    [...document.querySelectorAll('polyline')].every((line) => line.points.length > 4)";
+    crate::harness::eventually("the overview has much to tell", || {
+        stage.hold("deploy/web", "deployer", lease, "");
+        stage.release("deploy/web", lease);
+        (stage.browser.run(has_much, json!([])) == true).then_some(())
+    });
+}
+
 /// The pictures of the documents, and of every view for a person who looks at them.
 #[test]
 fn pictures_of_every_view() {
@@ -99,6 +111,9 @@ fn pictures_of_every_view() {
         for (name, view) in VIEWS {
             stage.show(view);
             wait_loaded(&stage);
+            if name == "overview" {
+                do_something(&stage);
+            }
             let overflow =
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth";
             assert!(

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lowkey_api::v1::{GetClusterStatusRequest, GetClusterStatusResponse, Member, NodeReport};
 use lowkey_api::{ApiError, ErrorDetail};
-use lowkey_core::{GroupId, MemberId};
+use lowkey_core::{Caller, GroupId, MemberId};
 use prost::Message as _;
 use tokio::time::{Instant, timeout};
 

@@ -69,7 +69,8 @@ function told(store, prefix) {
   if (store.state === "lost") return store.locks.size ? `Connection lost, retrying. These ${locksTold} are as they were.` : "";
   if (store.state === "loading") return `${locksTold} so far…`;
   const late = store.inTouch ? "" : " This node has lost touch with the leader: what you see may be late.";
-  return `${locksTold}${prefix ? ` under “${prefix}”` : ""}, ${plural(store.root.waiting, "place")} in queues.${late}`;
+  const polled = store.isPolled ? " You may not watch them: they are listed anew every 5 s." : "";
+  return `${locksTold}${prefix ? ` under “${prefix}”` : ""}, ${plural(store.root.waiting, "place")} in queues.${late}${polled}`;
 }
 
 /** What stands there instead of a list. */

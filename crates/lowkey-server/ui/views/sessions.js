@@ -1,6 +1,6 @@
 // Sessions: the leases by their owners, and what each holds and waits for.
 
-import { get, post } from "../api.js";
+import { actor, get, post } from "../api.js";
 import { confirm } from "../dialogs.js";
 import { badge, empty, h, leaseLink, lockLink, ownerLink, plural, show, since, span, table } from "../dom.js";
 
@@ -108,7 +108,7 @@ export function session({ main, subject, signal }) {
         "The client is not asked. It notices at its next renewal, and may act as holder until then: only resources that check fencing tokens are safe from late writes.",
       ],
       action: "Revoke it",
-      run: () => post("/v1/lease/revoke", { leaseId: lease.leaseId, ownerId: lease.ownerId, actor: "dashboard" }),
+      run: async () => post("/v1/lease/revoke", { leaseId: lease.leaseId, ownerId: lease.ownerId, actor: await actor() }),
       done: (answer) => `Lease ${lease.leaseId} is revoked; ${plural(Number(answer.released), "lock")} released.`,
     });
   }
