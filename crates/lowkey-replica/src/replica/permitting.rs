@@ -100,9 +100,10 @@ impl Replica {
             | Command::Invite { .. }
             | Command::Access(_) => self.may(caller, Verb::Admin, On::Everything),
             // Only a leader proposes these, and asks nobody.
-            Command::CancelWait { .. } | Command::Expire { .. } | Command::EndQuarantine => {
-                Err(Failure::Denied(Denied::Unproven))
-            }
+            Command::CancelWait { .. }
+            | Command::Expire { .. }
+            | Command::EndHolds { .. }
+            | Command::EndQuarantine => Err(Failure::Denied(Denied::Unproven)),
         }
     }
 

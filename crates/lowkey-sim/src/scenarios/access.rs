@@ -37,6 +37,7 @@ fn acquire(lock: &str, owner: &str, request: &str) -> Request {
         scope: Scope::Name,
         value: Value::default(),
         wait: false,
+        max_hold: None,
         since_unix_ms: 0,
         request: RequestId::parse(request).expect("a request's id"),
     })
