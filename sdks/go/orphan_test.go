@@ -28,7 +28,7 @@ func TestWhatWasGivenUpIsReleasedAndNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	s, err := client.Session(t.Context(), TTL(2*time.Second))
+	s, err := client.Session(t.Context(), TTL(6*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestWhatWasGivenUpIsReleasedAndNothingElse(t *testing.T) {
 	}
 	clustertest.WaitFor(t, "the grant to be released", func() bool { return holders("given-up") == 0 })
 	// The next renewals see a difference, too.
-	time.Sleep(3 * time.Second)
+	time.Sleep(5 * time.Second)
 	if holders("unknown") != 1 || holders("guarded") != 1 || !guard.Held() {
 		t.Fatal("more was released than was given up")
 	}

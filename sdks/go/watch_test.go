@@ -162,7 +162,7 @@ func TestElections(t *testing.T) {
 	if now := next(); now != "nobody" {
 		t.Fatal(now)
 	}
-	s := session(t, client, 2*time.Second)
+	s := session(t, client, 6*time.Second)
 	ctx, stop := context.WithCancel(t.Context())
 	var terms atomic.Int64
 	var tokens [2]uint64

@@ -139,7 +139,9 @@ fn program() -> Result<std::path::PathBuf, Failure> {
 
 /// One client, until it is killed. It prints the numbers that it saw written.
 pub async fn client(args: ClientArgs) -> Result<(), Failure> {
-    let service = Client::connect(args.endpoints.split(',')).await?;
+    // A busy machine may answer late: a client that ends would pause no more.
+    let service = Client::builder(args.endpoints.split(',')).connect_timeout(Duration::from_secs(60));
+    let service = service.connect().await?;
     let mut database = connect_postgres(&args.database).await?;
     let mut number = args.number * 1_000_000;
     loop {

@@ -10,7 +10,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use lowkey_client::Client;
 use lowkey_fence::{Fence, Mode, Token};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::Failure;
 use crate::stores::{Entry, Store, Way, no_stop};
@@ -26,6 +26,8 @@ const LONG_TTL: Duration = Duration::from_secs(60);
 /// The first holder goes on after this time at the latest: a transaction that it has begun may keep the second
 /// waiting. It differs from round to round.
 const STOPS_MS: u64 = 20;
+/// A naive first holder keeps nobody waiting. It goes on when the second has claimed, however slow the machine is.
+const CLAIM_WAIT: Duration = Duration::from_secs(60);
 
 /// Where tokens come from.
 pub enum Tokens {
@@ -106,10 +108,12 @@ async fn round(
 
     let second_fence = tokens.second(&child, &first_fence).await?;
     let second_id = 10 + first_id;
+    let (claims, has_claimed) = oneshot::channel();
     let mut successor = Box::pin(async {
         if !second.claim(&second_fence).await? {
             return Err::<_, Failure>("the second holder's claim was refused".into());
         }
+        let _ = claims.send(());
         let before = second.log().await?;
         if !second.write(&second_fence, second_id, way, no_stop()).await? {
             return Err("the second holder's write was refused".into());
@@ -117,11 +121,20 @@ async fn round(
         Ok(before)
     });
     let pause = Duration::from_millis(number * 7919 % STOPS_MS);
-    let early = timeout(pause, &mut successor).await;
+    let stop_is_over = async {
+        if way == Way::Naive {
+            let _ = timeout(CLAIM_WAIT, has_claimed).await;
+        }
+        sleep(pause).await;
+    };
+    let early = tokio::select! {
+        before = &mut successor => Some(before),
+        () = stop_is_over => None,
+    };
     let _ = goes_on.send(());
     let before = match early {
-        Ok(before) => before?,
-        Err(_) => successor.as_mut().await?,
+        Some(before) => before?,
+        None => successor.as_mut().await?,
     };
     drop(successor);
     let was_accepted = stale.await??;

@@ -66,6 +66,9 @@ scenarios! {
     ten_thousand_leases_expire_in_one_tick
     an_invitation_is_shown_again
     an_invitation_is_shown_too_late
+    machines_form_a_cluster_in_every_order
+    machines_form_a_cluster_while_some_are_wiped
+    machines_form_a_cluster_and_are_wiped_in_turn
     a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease
     a_grant_and_the_expiry_of_its_waiter_in_one_batch
     a_cancelled_wait_after_its_grant

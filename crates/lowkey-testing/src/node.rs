@@ -1,7 +1,7 @@
 //! One node: a process, its ports, and the proxies in front of them.
 
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub(crate) struct Node {
     arguments: Vec<String>,
     child: Option<Child>,
     is_paused: bool,
+    /// They keep its ports for it while it does not run.
+    _reservations: [UdpSocket; 3],
 }
 
 impl Node {
@@ -44,7 +46,9 @@ impl Node {
         flags: &[String],
         net: &Arc<Net>,
     ) -> Result<Self, Error> {
-        let ports = Ports { raft: free_port()?, grpc: free_port()?, http: free_port()? };
+        let (raft, grpc, http) = (free_port()?, free_port()?, free_port()?);
+        let ports = Ports { raft: raft.0, grpc: grpc.0, http: http.0 };
+        let reservations = [raft.1, grpc.1, http.1];
         let proxied = Ports {
             raft: net.serve(number, ports.raft, Dialler::Nodes)?,
             grpc: net.serve(number, ports.grpc, Dialler::Clients)?,
@@ -69,7 +73,17 @@ impl Node {
         arguments.extend_from_slice(flags);
         let log = folder.join(format!("{name}.log"));
         let program = program.to_owned();
-        Ok(Self { number, ports, proxied, log, program, arguments, child: None, is_paused: false })
+        Ok(Self {
+            number,
+            ports,
+            proxied,
+            log,
+            program,
+            arguments,
+            child: None,
+            is_paused: false,
+            _reservations: reservations,
+        })
     }
 
     pub(crate) fn grpc_address(&self) -> String {
@@ -153,7 +167,9 @@ impl Drop for Node {
 
 /// A free port below the range that the system gives to outgoing connections, so that it is still free when
 /// a node comes back.
-fn free_port() -> Result<u16, Error> {
+///
+/// Other processes look for ports, too. Who has the UDP port of the same number, which no node uses, has both.
+fn free_port() -> Result<(u16, UdpSocket), Error> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 11_000;
     const COUNT: u16 = 20_000;
@@ -162,8 +178,9 @@ fn free_port() -> Result<u16, Error> {
         // Processes that run side by side begin at different places.
         let start = u16::try_from(std::process::id() % 1_000).unwrap_or_default() * 20;
         let port = FIRST + start.wrapping_add(step) % COUNT;
+        let Ok(reservation) = UdpSocket::bind(("127.0.0.1", port)) else { continue };
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return Ok(port);
+            return Ok((port, reservation));
         }
     }
     Err(Error::new("no port is free on this machine"))

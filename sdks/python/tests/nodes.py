@@ -139,6 +139,16 @@ class Cluster:
                 return node
         return None
 
+    def serves(self) -> bool:
+        """Whether a change is carried out now."""
+        lease = json.dumps({"owner_id": "probe", "ttl_seconds": 1}).encode()
+        for node in self.nodes:
+            with contextlib.suppress(OSError):
+                if node.process is not None:
+                    urllib.request.urlopen(node.url + "/v1/lease", lease, timeout=5).close()
+                    return True
+        return False
+
     def close(self) -> None:
         for node in self.nodes:
             node.kill()

@@ -58,7 +58,7 @@ def test_a_hundred_tasks_take_turns(node: Cluster) -> None:
 
 def test_work_is_cancelled_when_the_lock_is_lost(node: Cluster) -> None:
     async def story() -> None:
-        async with aio.Client(node.urls) as client, client.session(ttl=1) as session:
+        async with aio.Client(node.urls) as client, client.session(ttl=6) as session:
             guard = await session.lock("aio/run")
             assert await guard.run(asyncio.sleep(0, "done")) == "done"
             was_cancelled = asyncio.Event()
@@ -86,9 +86,9 @@ def test_work_is_cancelled_when_the_lock_is_lost(node: Cluster) -> None:
 
 def test_a_blocked_loop_does_not_cost_the_lease(node: Cluster) -> None:
     async def story() -> None:
-        async with aio.Client(node.urls) as client, client.session(ttl=1) as session:
+        async with aio.Client(node.urls) as client, client.session(ttl=6) as session:
             guard = await session.lock("aio/blocked")
-            time.sleep(3)  # noqa: ASYNC251  (that is the point)
+            time.sleep(8)  # noqa: ASYNC251  (that is the point)
             guard.check()
 
     asyncio.run(story())
@@ -124,7 +124,7 @@ def test_watches_elections_and_singletons(node: Cluster) -> None:
             async with client.observe("aio/election") as observed:
                 first = await observed.__anext__()
                 assert first.leader is None
-                running = asyncio.ensure_future(client.elect("aio/election", ttl=2).run(lead))
+                running = asyncio.ensure_future(client.elect("aio/election", ttl=6).run(lead))
                 async for event in observed:
                     if event.leader is not None and event.leader.value == "led":
                         break

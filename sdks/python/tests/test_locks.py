@@ -186,7 +186,7 @@ def test_a_program_that_is_killed_frees_its_locks_by_its_time_to_live(
 ) -> None:
     program = f"""
 import lowkey, os, signal
-session = lowkey.Client({node.urls!r}).session(ttl=1)
+session = lowkey.Client({node.urls!r}).session(ttl=3)
 guard = session.lock("locks/killed")
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -118,7 +118,7 @@ def test_an_election_campaigns_again_over_new_sessions(client: Client) -> None:
 
     with client.observe("watch/election") as observed:
         assert next(observed).leader is None
-        with client.elect("watch/election", value="first", ttl=2).start(lead) as election:
+        with client.elect("watch/election", value="first", ttl=6).start(lead) as election:
             event = next(observed)
             assert event.leader is not None
             assert event.leader.value == "first"
@@ -184,7 +184,7 @@ def test_a_lost_lead_is_told(client: Client) -> None:
         serving.set()
         leadership.wait()
 
-    with client.elect("watch/lost", ttl=1).start(lead):
+    with client.elect("watch/lost", ttl=6).start(lead):
         assert serving.wait(10)
         holder = client.leader("watch/lost")
         assert holder is not None

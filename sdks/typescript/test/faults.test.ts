@@ -85,7 +85,7 @@ describe("a network that fails", NODES, () => {
   test("a late answer to a renewal never revives a lost lock", async () => {
     await using both = await proxied();
     const { proxy, client } = both;
-    await using session = await client.session({ ttlMs: 1_000 });
+    await using session = await client.session({ ttlMs: 4_000 });
     const guard = await session.lock("late answer");
     let letGo: () => void = () => undefined;
     const held = new Promise<void>((resolve) => (letGo = resolve));
@@ -101,7 +101,7 @@ describe("a network that fails", NODES, () => {
   test("loss is signalled by the clock alone, while nobody answers", async (context) => {
     await using both = await proxied();
     const { proxy, client } = both;
-    await using session = await client.session({ ttlMs: 1_000 });
+    await using session = await client.session({ ttlMs: 4_000 });
     const guard = await session.lock("silence");
     proxy.fate = () => new Promise(() => undefined);
     const due = performance.now() + guard.remainingMs;
@@ -113,10 +113,10 @@ describe("a network that fails", NODES, () => {
   });
 
   test("a blocked event loop never shows a lock as held after its validity", async () => {
-    await using session = await direct.session({ ttlMs: 1_000 });
+    await using session = await direct.session({ ttlMs: 4_000 });
     const guard = await session.lock("blocked");
     assert.ok(guard.held);
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_500);
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 4_500);
     assert.equal(guard.held, false);
     assert.ok(guard.signal.aborted, "asking is enough to be told");
     assert.equal(guard.lossCause, "expired");
@@ -125,7 +125,7 @@ describe("a network that fails", NODES, () => {
   test("an old node that does not know holds is renewed without it, and a token is never left out", async () => {
     await using both = await proxied();
     const { proxy, client } = both;
-    await using session = await client.session({ ttlMs: 1_000 });
+    await using session = await client.session({ ttlMs: 4_000 });
     const unknown = (field: string): { status: number; body: unknown } => {
       const info = { "@type": "type.googleapis.com/google.rpc.ErrorInfo", reason: "UNKNOWN_FIELD", metadata: { field } };
       return { status: 400, body: { code: 3, reason: "UNKNOWN_FIELD", message: `no ${field}`, details: [info] } };

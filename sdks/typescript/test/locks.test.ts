@@ -124,7 +124,7 @@ describe("locks", NODES, () => {
   });
 
   test("a lease that was revoked is known with the next renewal", async () => {
-    await using session = await client.session({ ttlMs: 2_000 });
+    await using session = await client.session({ ttlMs: 6_000 });
     const guard = await session.lock("revoked");
     await other.revokeLease(session.leaseId, "one");
     assert.equal(await guard.lost(), "gone");
@@ -147,7 +147,7 @@ describe("locks", NODES, () => {
   });
 
   test("work under a lock is told when the lock is lost", async () => {
-    await using session = await client.session({ ttlMs: 2_000 });
+    await using session = await client.session({ ttlMs: 6_000 });
     const guard = await session.lock("work");
     assert.equal(await guard.run(() => 7), 7);
     const work = guard.run((signal) => once(signal, "abort"));

@@ -21,14 +21,14 @@ use crate::stories::{Stage, boot_ns};
 
 /// So many processes stand still at once.
 const STOPPED_AT_ONCE: usize = 20;
-const STOP_TTL_SECONDS: u64 = 2;
+const STOP_TTL_SECONDS: u64 = 4;
 /// Longer than a lease lives from its last renewal on.
-const STOP: Duration = Duration::from_millis(2_500);
+const STOP: Duration = Duration::from_millis(4_500);
 /// Fewer than one lease may have under way.
 const CANCELS_AT_ONCE: usize = 60;
 /// A leader is killed after so many.
 const CANCELS_A_KILL: usize = 1_000;
-const SESSION_TTL_SECONDS: u64 = 10;
+const SESSION_TTL_SECONDS: u64 = 15;
 
 /// R6: whoever was stopped for longer than its lease lives believes nothing when it wakes, and is soon told so.
 #[test]

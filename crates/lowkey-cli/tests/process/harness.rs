@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lowkey_api::ApiError;
@@ -38,13 +38,19 @@ pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>
 
 /// A free port below the range that the system gives to outgoing connections, so that it is still
 /// free when a node comes back.
+///
+/// Other processes look for ports, too. Who has the UDP port of the same number, which no node uses, has both for as
+/// long as its process lives.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
+    static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
     loop {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
         let start = (std::process::id() % 1000) as u16 * 20;
         let port = 11_000 + start.wrapping_add(step) % 20_000;
+        let Ok(reservation) = UdpSocket::bind(("127.0.0.1", port)) else { continue };
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(reservation);
             return port;
         }
     }

@@ -14,7 +14,7 @@ use object_store::path::Path;
 use tokio_postgres::NoTls;
 
 /// What came of a charge.
-pub enum Charged {
+pub(crate) enum Charged {
     /// The customer was charged.
     Yes,
     /// The resource refused: the words of the refusal.
@@ -33,7 +33,7 @@ impl Charged {
 }
 
 /// The resource that a job writes to.
-pub enum Till {
+pub(crate) enum Till {
     Postgres(PostgresFence, tokio_postgres::Client),
     Redis(RedisFence, redis::aio::MultiplexedConnection),
     Objects(ObjectFence, AmazonS3),
@@ -41,14 +41,14 @@ pub enum Till {
 }
 
 /// What runs while the story is played.
-pub enum House {
+pub(crate) enum House {
     Server(Server),
     Service(String),
 }
 
 impl House {
     /// Starts the server of this kind.
-    pub async fn open(kind: &str) -> Result<Self, Failure> {
+    pub(crate) async fn open(kind: &str) -> Result<Self, Failure> {
         Ok(match kind {
             "postgres" => Self::Server(servers::postgres().await?),
             "redis" => Self::Server(servers::redis().await?),
@@ -58,7 +58,7 @@ impl House {
         })
     }
 
-    pub fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         match self {
             Self::Server(server) => &server.address,
             Self::Service(address) => address,
@@ -67,7 +67,7 @@ impl House {
 }
 
 impl Till {
-    pub async fn open(kind: &str, address: &str) -> Result<Self, Failure> {
+    pub(crate) async fn open(kind: &str, address: &str) -> Result<Self, Failure> {
         let invoices = Resource::parse("invoices")?;
         Ok(match kind {
             "postgres" => {
@@ -95,7 +95,7 @@ impl Till {
     }
 
     /// Puts the invoice there, to be paid.
-    pub async fn prepare(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn prepare(&mut self) -> Result<(), Failure> {
         match self {
             Self::Postgres(_, client) => {
                 PostgresFence::install(client).await?;
@@ -112,7 +112,7 @@ impl Till {
     }
 
     /// The first act of a new holder, before it reads.
-    pub async fn claim(&mut self, fence: &Fence) -> Result<(), Failure> {
+    pub(crate) async fn claim(&mut self, fence: &Fence) -> Result<(), Failure> {
         match self {
             Self::Postgres(invoices, client) => invoices.claim(client, fence).await?,
             Self::Redis(invoices, connection) => invoices.claim(connection, fence).await?,
@@ -127,7 +127,7 @@ impl Till {
     }
 
     /// How often the customer was charged.
-    pub async fn charges(&mut self) -> Result<usize, Failure> {
+    pub(crate) async fn charges(&mut self) -> Result<usize, Failure> {
         Ok(match self {
             Self::Postgres(_, client) => {
                 let count: i64 = client.query_one("SELECT count(*) FROM charge", &[]).await?.get(0);
@@ -144,7 +144,7 @@ impl Till {
     }
 
     /// Charges the customer. Without a fence nobody asks whether the lock is still held.
-    pub async fn charge(&mut self, fence: Option<&Fence>) -> Result<Charged, Failure> {
+    pub(crate) async fn charge(&mut self, fence: Option<&Fence>) -> Result<Charged, Failure> {
         match self {
             Self::Postgres(invoices, client) => {
                 let charge =
