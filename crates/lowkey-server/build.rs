@@ -4,7 +4,8 @@ use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let file_descriptor_set = protox::compile(["lowkey/peer/v1/peer.proto"], ["proto"])?;
+    let file_descriptor_set =
+        protox::compile(["lowkey/peer/v1/peer.proto", "lowkey/forming/v1/forming.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(file_descriptor_set)?;
     Ok(())
 }

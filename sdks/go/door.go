@@ -12,10 +12,12 @@ import (
 type way struct {
 	mode  lowkeypb.Mode
 	scope lowkeypb.Scope
+	// isLimited: a grant that is held for a limited time is nobody else's.
+	isLimited bool
 }
 
 func (w way) canJoin(held way) bool {
-	return w == held && w.mode == lowkeypb.Mode_SHARED
+	return w == held && w.mode == lowkeypb.Mode_SHARED && !w.isLimited
 }
 
 // doors lead to the names of one session: its goroutines go in one after the other.

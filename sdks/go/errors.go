@@ -275,6 +275,8 @@ const (
 	Closed
 	// ReleasedElsewhere: only for a lock whose session goes on. Another client released it.
 	ReleasedElsewhere
+	// HeldTooLong: only for a lock whose session goes on. It was held for as long as [AtMost] allows.
+	HeldTooLong
 )
 
 // String says it for a person.
@@ -288,6 +290,8 @@ func (c LossCause) String() string {
 		return "it was closed"
 	case ReleasedElsewhere:
 		return "somebody else released it"
+	case HeldTooLong:
+		return "it was held for as long as it may be"
 	default:
 		return "for no known cause"
 	}

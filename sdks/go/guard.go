@@ -18,6 +18,8 @@ type grant struct {
 	token    uint64
 	revision uint64
 	waited   time.Duration
+	// until is where belief ends at the latest, by this client's own clock; 0 without a limit. Nothing moves it.
+	until int64
 	// ended ends when belief ends: by release, with the session, or for this grant alone.
 	ended    context.Context
 	setEnded context.CancelCauseFunc
@@ -30,15 +32,41 @@ type grant struct {
 }
 
 // newGrant is a grant that is believed to be held from now on. It counts one guard.
-func newGrant(s *Session, w *wish, granted *lowkeypb.AcquireLockResponse, turn *turn) *grant {
+func newGrant(s *Session, w *wish, granted *lowkeypb.AcquireLockResponse, turn *turn, until int64) *grant {
 	g := &grant{
 		session: s, name: w.name, way: w.way, token: granted.GetFencingToken(), revision: granted.GetRevision(),
 		waited: time.Duration(granted.GetWaitedMs()) * time.Millisecond, guards: 1, turn: turn,
+		until: until,
 	}
 	g.ended, g.setEnded = context.WithCancelCause(context.Background())
 	s.presence.beliefs.add(g.token, g)
 	turn.holds(g)
+	if until != 0 {
+		go g.watchLimit()
+	}
 	return g
+}
+
+// watchLimit ends belief when the grant's own time is over. It looks at the clock again and again, which may have gone
+// on while timers stood still.
+func (g *grant) watchLimit() {
+	for g.isHeld() {
+		select {
+		case <-g.ended.Done():
+		case <-time.After(min(max(time.Duration(g.until-bootNanos()), time.Millisecond), lookInterval)):
+		}
+	}
+}
+
+// outlive ends belief because the grant's own time is over. The service has it still, for a tenth of that: it is
+// released with its last guard.
+func (g *grant) outlive() {
+	g.mu.Lock()
+	if g.lost == 0 {
+		g.lost = HeldTooLong
+	}
+	g.mu.Unlock()
+	g.end(HeldTooLong)
 }
 
 // end ends belief in the grant. Only the first cause counts.
@@ -51,7 +79,9 @@ func (g *grant) lose(cause LossCause) {
 	g.mu.Lock()
 	turn := g.turn
 	g.turn = nil
-	g.lost = cause
+	if g.lost == 0 {
+		g.lost = cause
+	}
 	g.mu.Unlock()
 	if turn != nil {
 		turn.leaves()
@@ -65,6 +95,9 @@ func (g *grant) lose(cause LossCause) {
 
 // isHeld asks the clock.
 func (g *grant) isHeld() bool {
+	if g.ended.Err() == nil && g.until != 0 && bootNanos() >= g.until {
+		g.outlive()
+	}
 	return g.session.presence.isValid() && g.ended.Err() == nil
 }
 
@@ -114,6 +147,12 @@ func (g *grant) release() error {
 	case Closed:
 		pass()
 		return nil
+	case HeldTooLong:
+		// The service may have it still, unless it said otherwise.
+		if turn != nil {
+			link.tell(call, pass)
+		}
+		return &LostError{Name: g.name, Token: g.token, Cause: cause}
 	case Expired:
 		// Belief is over, but the service may not have noticed.
 		link.tell(call, pass)
@@ -205,7 +244,11 @@ func (g *Guard) Remaining() time.Duration {
 	if !g.Held() {
 		return 0
 	}
-	return g.grant.session.Remaining()
+	remaining := g.grant.session.Remaining()
+	if until := g.grant.until; until != 0 {
+		remaining = min(remaining, max(time.Duration(until-bootNanos()), 0))
+	}
+	return remaining
 }
 
 // Err is nil while the lock is held. It is a [*LostError] once it is lost, and [ErrReleased] once it is released.

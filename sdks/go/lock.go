@@ -11,6 +11,9 @@ import (
 // waitMax is the longest wait that the service takes. Who wants to wait longer asks again.
 const waitMax = 24 * time.Hour
 
+// atMostMax is the longest limit that the service takes.
+const atMostMax = 7 * 24 * time.Hour
+
 // LockOption is an option of [Session.Lock] and [Session.TryLock].
 type LockOption func(*wish)
 
@@ -21,6 +24,8 @@ type wish struct {
 	value string
 	// wait is how long to wait; negative: as long as it takes.
 	wait time.Duration
+	// atMost is for how long it is held at most; 0 for no limit.
+	atMost time.Duration
 }
 
 // Shared holds the lock together with others that do the same. Guards of one session that share a name share one
@@ -37,6 +42,13 @@ func Subtree() LockOption {
 // Value shows a text with the grant: at most 4096 bytes.
 func Value(value string) LockOption {
 	return func(w *wish) { w.value = value }
+}
+
+// AtMost holds the lock for this long at most, however well its lease is renewed: whole seconds, up to a week. It ends
+// a job that hangs. The guard is lost at 90 % of it ([HeldTooLong]), counted from before the question, and the session
+// lives on.
+func AtMost(limit time.Duration) LockOption {
+	return func(w *wish) { w.atMost, w.way.isLimited = limit, true }
 }
 
 // Wait limits how long [Session.Lock] waits. The error is then [ErrWaitTimeout], and names the holder. Without it
@@ -147,6 +159,11 @@ func (s *Session) goIn(ctx context.Context, w *wish, in entry, wait time.Duratio
 		_ = guard.Release()
 		return nil, err
 	}
+	// Nor is one whose own time was over before its answer came.
+	if err := guard.Err(); err != nil {
+		_ = guard.Release()
+		return nil, err
+	}
 	return guard, nil
 }
 
@@ -157,6 +174,13 @@ func (s *Session) ask(ctx context.Context, w *wish, turn *turn, wait time.Durati
 		LockName: w.name, OwnerId: s.client.owner, LeaseId: s.LeaseID(), WaitMs: wait.Milliseconds(),
 		Mode: w.way.mode, Scope: w.way.scope, Value: w.value, RequestId: newRequestID(),
 	}
+	if w.way.isLimited {
+		if w.atMost%time.Second != 0 || w.atMost < time.Second || w.atMost > atMostMax {
+			turn.pass()
+			return nil, invalid("AtMost takes whole seconds, 1s to %v, and not %v", atMostMax, w.atMost)
+		}
+		request.MaxHoldSeconds = int64(w.atMost / time.Second)
+	}
 	if wait > 0 {
 		request.WaitMs = max(request.WaitMs, 1)
 	}
@@ -164,13 +188,20 @@ func (s *Session) ask(ctx context.Context, w *wish, turn *turn, wait time.Durati
 	asking, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.presence.lost, func() { cancel(context.Cause(s.presence.lost)) })()
+	firstSent := bootNanos()
 	answer, err := s.client.link.call(asking, call, s.client.callTimeout+wait)
 	if err == nil && answer.GetAcquireLock() == nil {
 		err = wrongAnswer()
 	}
 	if err == nil {
 		// From here on the grant is released by its token.
-		return newGrant(s, w, answer.GetAcquireLock(), turn), nil
+		granted := answer.GetAcquireLock()
+		until := int64(0)
+		if w.way.isLimited {
+			// From before the first send: every attempt has the same request id.
+			until = heldUntil(firstSent, granted.GetWaitedMs(), request.MaxHoldSeconds)
+		}
+		return newGrant(s, w, granted, turn, until), nil
 	}
 	if err.mayHaveBeenDone() {
 		s.giveUp(w.name, request.GetRequestId(), turn)

@@ -23,7 +23,12 @@ func validUntilAfterWait(firstSentNanos, waitedMillis, ttlSeconds int64) int64 {
 	return validUntil(firstSentNanos+max(waitedMillis, 0)*1_000_000/10*9, ttlSeconds)
 }
 
-// ttlNanos is a time to live in nanoseconds. The service allows 1 to 600 seconds.
+// heldUntil is until when a grant with a limit is believed in, unless its lease ends before. Nothing extends it.
+func heldUntil(firstSentNanos, waitedMillis, maxHoldSeconds int64) int64 {
+	return validUntilAfterWait(firstSentNanos, waitedMillis, maxHoldSeconds)
+}
+
+// ttlNanos is a time to live in nanoseconds. The service allows 1 to 600 seconds, and a week for a limit.
 func ttlNanos(ttlSeconds int64) int64 {
 	return min(max(ttlSeconds, 0), math.MaxInt64/second) * second
 }

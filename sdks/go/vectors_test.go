@@ -2,6 +2,7 @@ package lowkey
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,6 +54,7 @@ func TestVectorsOfBelief(t *testing.T) {
 				ExpectNs   nanos `json:"expect_ns"`
 				TTLSeconds int64 `json:"ttl_seconds"`
 				WaitedMs   int64 `json:"waited_ms"`
+				MaxHold    int64 `json:"max_hold_seconds"`
 				Expect     bool
 			}
 		}
@@ -64,6 +66,7 @@ func TestVectorsOfBelief(t *testing.T) {
 	for _, test := range file.Cases {
 		t.Run(test.Name, func(t *testing.T) {
 			var lease validity
+			limit := int64(math.MaxInt64)
 			for _, step := range test.Steps {
 				switch step.Op {
 				case "made":
@@ -73,12 +76,14 @@ func TestVectorsOfBelief(t *testing.T) {
 					lease = validity{until: until, ttlSeconds: step.TTLSeconds}
 				case "renewed":
 					lease.renewed(int64(step.FirstSent), int64(step.Answered))
+				case "limited":
+					limit = heldUntil(int64(step.FirstSent), step.WaitedMs, step.MaxHold)
 				case "acquired":
 					// A grant under a lease has no effect on its validity: there is nothing to call.
 				case "gone", "closed":
 					lease.isLost = true
 				case "held":
-					if held := lease.holdsAt(int64(step.At)); held != step.Expect {
+					if held := lease.holdsAt(int64(step.At)) && int64(step.At) < limit; held != step.Expect {
 						t.Fatalf("at %d held is %v", step.At, held)
 					}
 				case "valid_until":

@@ -182,6 +182,7 @@ class Driver:
             shared=one_of(command, "mode", "exclusive", "shared"),
             subtree=one_of(command, "scope", "name", "subtree"),
             value=command.get("value", ""),
+            at_most=command.get("at_most_seconds"),
         )
         self.locks[handle] = guard
         guard.on_lost(lambda cause: lost("lock", handle, cause))

@@ -5,15 +5,17 @@
 //! - `locks.rs`: `ls`, `get`, `check`
 //! - `leases.rs`: `lease list`, `lease get`, `revoke`
 //! - `changes.rs`: `leader`, `watch`
+//! - `audit.rs`: `explain`, and `audit query`, `export`, `follow`: what is over
 //! - `fence.rs`: `fence sql`, `fence reset`, which talk to nobody
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `cert.rs`: certificates, which concern no cluster
 //! - `recover.rs`: the one that works on a data directory, with the server's help
-//! - `status.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`: what they say
+//! - `status.rs`, `health.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`, `manual.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
 pub(crate) mod access;
+pub(crate) mod audit;
 pub(crate) mod bench;
 pub(crate) mod cert;
 pub(crate) mod changes;
@@ -21,9 +23,11 @@ pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
 pub(crate) mod fence;
+pub(crate) mod health;
 mod interrupts;
 pub(crate) mod leases;
 pub(crate) mod locks;
+pub(crate) mod manual;
 pub(crate) mod member;
 pub(crate) mod recover;
 pub(crate) mod run;

@@ -35,6 +35,7 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey run nightly -- ./report.sh",
             "lowkey run nightly --try --at-least 5m -- ./report.sh",
+            "lowkey run nightly --try --at-most 2h -- ./report.sh",
             "lowkey run deploy --wait 30s --ttl 15s -- sh -c 'echo $LOWKEY_TOKEN'",
         ],
         commands: "elect, acquire",
@@ -127,6 +128,40 @@ const HELP: &[Help] = &[
         examples: &["lowkey check jobs/nightly --token 33"],
         commands: "get",
         page: "docs/guides/fencing.md",
+    },
+    Help {
+        command: "explain",
+        examples: &["lowkey explain billing/nightly", "lowkey explain billing/nightly --token 42"],
+        commands: "audit query, get, watch",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit",
+        examples: &["lowkey audit query --lock billing/nightly", "lowkey audit follow"],
+        commands: "explain, watch",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit query",
+        examples: &[
+            "lowkey audit query --lock billing/nightly --since 24h",
+            "lowkey audit query --token 42",
+            "lowkey audit query --cause expired --since 1h --json",
+        ],
+        commands: "explain, audit export",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit export",
+        examples: &["lowkey audit export --format csv --since 24h > grants.csv"],
+        commands: "audit query",
+        page: "docs/guides/incident.md",
+    },
+    Help {
+        command: "audit follow",
+        examples: &["lowkey audit follow", "lowkey audit follow --after 1204.0 --json"],
+        commands: "audit query, watch",
+        page: "docs/guides/incident.md",
     },
     Help {
         command: "leader",
@@ -245,6 +280,12 @@ const HELP: &[Help] = &[
         page: "docs/operate/secure.md",
     },
     Help {
+        command: "health",
+        examples: &["lowkey health", "lowkey health --ready --connect-timeout 2s"],
+        commands: "status",
+        page: "docs/operate/monitor.md",
+    },
+    Help {
         command: "member",
         examples: &["lowkey member list", "lowkey member remove node-3"],
         commands: "status",
@@ -291,6 +332,7 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey --bootstrap --data-dir ./data",
             "lowkey server --join 10.0.0.1:9000 --node-id node-2 --insecure --raft-addr 10.0.0.2:7000",
+            "lowkey --cluster-of 3 --join 10.0.0.1:9000,10.0.0.2:9000,10.0.0.3:9000 --form-secret-file secret",
             "lowkey --bootstrap --tls-cert certs/node.pem --tls-key certs/node-key.pem",
         ],
         commands: "dev, member",
@@ -335,7 +377,7 @@ const HELP: &[Help] = &[
     },
     Help {
         command: "dev",
-        examples: &["lowkey dev", "lowkey dev --secure"],
+        examples: &["lowkey dev", "lowkey dev --demo", "lowkey dev --secure"],
         commands: "server",
         page: "docs/start/five-minutes.md",
     },

@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    access, bench, cert, changes, completions, detached, dev, fence, leases, locks, member, recover, run,
-    status,
+    access, audit, bench, cert, changes, completions, detached, dev, fence, health, leases, locks, manual,
+    member, recover, run, status,
 };
 use exit::CommandFailure;
 
@@ -64,12 +64,18 @@ enum Command {
     Get(locks::GetArgs),
     /// Tell whether a fencing token is current: status 0 if so, 1 if not
     Check(locks::CheckArgs),
+    /// Tell in sentences what happened to a lock: who holds it, who waits, who lost it and why
+    Explain(audit::ExplainArgs),
+    /// Show grants that are over, export them, or follow them as they end
+    Audit(audit::AuditArgs),
     /// Show who leads an election; nothing (JSON: null) if nobody does
     Leader(changes::LeaderArgs),
     /// Print every change of locks as it happens
     Watch(changes::WatchArgs),
     /// Show how the cluster is doing
     Status(status::StatusArgs),
+    /// Tell whether a node answers, for probes: status 0 if so
+    Health(health::HealthArgs),
     /// Show and change the nodes of the cluster, and which of them leads
     Member(member::MemberArgs),
     /// Say who may do what: principals, their tokens and grants
@@ -88,6 +94,9 @@ enum Command {
     Bench(Box<bench::BenchArgs>),
     /// Write completions for a shell
     Completions(completions::CompletionsArgs),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -197,6 +206,8 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Ls(args) => locks::ls(&args),
         Command::Get(args) => locks::get(&args),
         Command::Check(args) => locks::check(&args),
+        Command::Explain(args) => audit::explain(&args),
+        Command::Audit(args) => audit::audit(&args),
         Command::Leader(args) => changes::leader(&args),
         Command::Watch(args) => changes::watch(&args),
         Command::Status(args) => status::status(&args),
@@ -208,6 +219,8 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Cert(args) => cert::cert(&args),
         Command::Dev(args) => dev::dev(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Health(args) => health::health(&args),
+        Command::Man(args) => manual::manual(&args, Cli::command()),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
     }
 }

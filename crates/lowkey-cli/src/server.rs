@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
@@ -12,7 +13,9 @@ use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{About, Config, Ended, JoinToken, RunningNode, StartError};
+use lowkey_server::{
+    About, AuditLimits, ClusterOf, Config, Ended, FormSecret, JoinToken, RunningNode, StartError,
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -37,6 +40,23 @@ pub(crate) struct ServerArgs {
         help_heading = "The cluster"
     )]
     join: Vec<String>,
+
+    /// Found a cluster of so many nodes together with those that --join names, this one among them, once all of them see
+    /// each other; if there is a cluster already, join it
+    #[arg(
+        long,
+        value_name = "N",
+        env = "LOWKEY_CLUSTER_OF",
+        requires = "join",
+        conflicts_with = "bootstrap",
+        value_parser = parse_cluster_size,
+        help_heading = "The cluster"
+    )]
+    cluster_of: Option<usize>,
+
+    /// The secret that all nodes of --cluster-of share, by which they know each other until they have keys
+    #[arg(long, value_name = "FILE", env = "LOWKEY_FORM_SECRET_FILE", help_heading = "The cluster")]
+    form_secret_file: Option<PathBuf>,
 
     /// Join with the invitation in this file if the data directory is empty: see `lowkey member invite`
     #[arg(long, value_name = "FILE", env = "LOWKEY_JOIN_TOKEN_FILE", help_heading = "The cluster")]
@@ -168,6 +188,24 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, env = "LOWKEY_MAX_MEMORY_PER_CONNECTION_MIB", value_parser = parse_positive, help_heading = "Limits")]
     max_memory_per_connection_mib: usize,
 
+    /// Whether to record grants when they end: see `lowkey explain` and `lowkey audit`
+    #[arg(
+        long,
+        value_name = "WHETHER",
+        default_value = "on",
+        env = "LOWKEY_AUDIT",
+        help_heading = "The audit"
+    )]
+    audit: OnOff,
+
+    /// For how long the audit is kept
+    #[arg(long, value_name = "TIME", default_value = "30d", env = "LOWKEY_AUDIT_KEEP", value_parser = parse_keep, help_heading = "The audit")]
+    audit_keep: Duration,
+
+    /// How large the audit's files may be together: the oldest are deleted first
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", env = "LOWKEY_AUDIT_MAX_SIZE", value_parser = parse_size, help_heading = "The audit")]
+    audit_max_size: u64,
+
     /// Write logs as JSON, one object a line
     #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new(), help_heading = "Logs")]
     log_json: bool,
@@ -177,8 +215,46 @@ pub(crate) struct ServerArgs {
     log: String,
 }
 
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnOff {
+    On,
+    Off,
+}
+
+/// A time such as 30d, from an hour.
+fn parse_keep(text: &str) -> Result<Duration, String> {
+    let allowed = || "must be a whole number with a unit, such as 12h or 30d, from 1h to 3650d".to_owned();
+    let hours = match text.strip_suffix('d') {
+        Some(days) => days.parse::<u64>().ok().and_then(|days| days.checked_mul(24)),
+        None => text.strip_suffix('h').and_then(|hours| hours.parse().ok()),
+    };
+    let hours = hours.filter(|hours| (1..=3650 * 24).contains(hours)).ok_or_else(allowed)?;
+    Ok(Duration::from_secs(hours * 3600))
+}
+
+/// A size such as 1GiB, from 16 MiB.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let allowed = || "must be a whole number with a unit, such as 256MiB or 1GiB, from 16MiB".to_owned();
+    let (number, unit) = match (text.strip_suffix("MiB"), text.strip_suffix("GiB")) {
+        (Some(number), _) => (number, 1 << 20),
+        (_, Some(number)) => (number, 1 << 30),
+        _ => return Err(allowed()),
+    };
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.filter(|bytes| *bytes >= 16 << 20 && *bytes <= 1 << 50).ok_or_else(allowed)
+}
+
 fn parse_positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "must be a whole number above 0".into())
+}
+
+fn parse_cluster_size(text: &str) -> Result<usize, String> {
+    let max = lowkey_core::limits::MEMBERS_MAX;
+    text.parse()
+        .ok()
+        .filter(|size| (1..=max).contains(size))
+        .ok_or_else(|| format!("must be a whole number from 1 to {max}; 3 or 5 is usual"))
 }
 
 fn parse_node_name(text: &str) -> Result<NodeName, String> {
@@ -298,6 +374,24 @@ fn check_exposure(args: &ServerArgs) -> Result<(), String> {
     }
 }
 
+/// Without a secret anybody could be one of the nodes, so that takes a network that is trusted.
+fn cluster_of(args: &ServerArgs) -> Result<Option<ClusterOf>, StartError> {
+    let Some(size) = args.cluster_of else { return Ok(None) };
+    let ports = [&args.raft_addr, &args.grpc_addr, &args.http_addr];
+    let is_exposed = !ports.iter().all(|listen| listen.address.ip().is_loopback());
+    let secret = match &args.form_secret_file {
+        Some(path) => FormSecret::read(path)?,
+        None if is_exposed && !args.insecure => {
+            let problem = "it is needed where other machines can reach the node: a file with a secret that all nodes of \
+                           the cluster share (`openssl rand -hex 32` makes one), or --insecure if that network is trusted"
+                .into();
+            return Err(StartError::Flag { flag: "--form-secret-file", problem });
+        }
+        None => FormSecret::none(),
+    };
+    Ok(Some(ClusterOf { size, secret }))
+}
+
 fn tls_files(
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -311,6 +405,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let join_token = join_token(&args)?;
+    let cluster_of = cluster_of(&args)?;
     let listened = [args.raft_addr.name, args.grpc_addr.name, args.http_addr.name];
     let config = Config {
         node_name: args.node_id,
@@ -318,6 +413,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
         bootstrap: args.bootstrap,
         join: args.join,
         join_token,
+        cluster_of,
         insecure: args.insecure,
         raft_listen: args.raft_addr.address,
         grpc_listen: args.grpc_addr.address,
@@ -341,6 +437,8 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
             },
             ..ServeLimits::default()
         },
+        audit: (args.audit == OnOff::On)
+            .then_some(AuditLimits { keep: args.audit_keep, bytes_max: args.audit_max_size }),
     };
     let mut node = tokio::select! {
         node = lowkey_server::start(config) => node?,
@@ -439,6 +537,20 @@ fn banner(about: &About, as_json: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_much_is_kept_has_a_number_and_a_unit() {
+        assert_eq!(parse_keep("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(parse_keep("12h"), Ok(Duration::from_secs(12 * 3600)));
+        assert_eq!(parse_size("1GiB"), Ok(1 << 30));
+        assert_eq!(parse_size("16MiB"), Ok(16 << 20));
+        for text in ["", "30", "0h", "d", "99999999d", "1.5d", "18446744073709551615d"] {
+            assert!(parse_keep(text).is_err(), "{text}");
+        }
+        for text in ["", "1", "15MiB", "1GB", "GiB", "18446744073709551615GiB"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn clients_do_not_get_all_file_descriptors() {

@@ -162,10 +162,14 @@ async fn done(things: &Arc<Things>, command: &Value) -> Outcome {
         }
         "cancel" => {
             let call = take(&things.tasks, &format!("call {}", command["target"]));
-            let under_way = call.is_ok_and(|call| {
-                call.abort();
-                !call.is_finished()
-            });
+            // A call that ends at this moment has answered by itself: only its end says which it was.
+            let under_way = match call {
+                Ok(call) => {
+                    call.abort();
+                    call.await.is_err_and(|ended| ended.is_cancelled())
+                }
+                Err(_) => false,
+            };
             if under_way {
                 let error = json!({"kind": "cancelled", "message": "cancelled", "outcome_unknown": false});
                 say(&json!({"id": command["target"], "error": error}));
@@ -236,6 +240,9 @@ fn wished(session: &Session, command: &Value) -> Result<Lock, Value> {
     }
     if command["scope"] == "subtree" {
         lock = lock.subtree();
+    }
+    if let Some(seconds) = command["at_most_seconds"].as_u64() {
+        lock = lock.at_most(Duration::from_secs(seconds));
     }
     Ok(match command["value"].as_str() {
         Some(value) => lock.value(value),

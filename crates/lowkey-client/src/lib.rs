@@ -42,6 +42,7 @@
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
 mod access;
+mod audit;
 mod beliefs;
 pub mod blocking;
 mod client;
@@ -88,8 +89,9 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease,
-        LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Scope, Stats, TransferLeaderResponse,
-        WatchEvent,
+        AccessGrant, AuditGap, AuditedGrant, CheckTokenResponse, EventType, ExplainResponse,
+        GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder,
+        LockWaiter, Member, Mode, Principal, QueryAuditRequest, QueryAuditResponse, Scope, Stats,
+        TransferLeaderResponse, WatchEvent,
     };
 }

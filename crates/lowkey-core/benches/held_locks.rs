@@ -146,6 +146,7 @@ impl World {
             wait: true,
             max_hold: None,
             since_unix_ms: 1,
+            keeps_asked: false,
             request: self.request(),
         }
     }

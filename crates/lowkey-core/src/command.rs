@@ -59,6 +59,9 @@ pub enum Command {
         max_hold: Option<MaxHold>,
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
+        /// That clock is kept as the time at which the lock was asked for, for display only. False while some member
+        /// would not keep it.
+        keeps_asked: bool,
         /// The operation's id.
         request: RequestId,
     },
@@ -111,6 +114,9 @@ pub enum Command {
         decided_term: u64,
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
+        /// What the leader knew of each, in the same order, for display only. Nothing while some member does not know of
+        /// it.
+        silences: Vec<Silence>,
     },
     /// R4: ends grants that were held for as long as they may be, as decided by the leader of `decided_term`. Takes effect
     /// only if the entry itself is of that term. Their leases live on.
@@ -185,10 +191,14 @@ macro_rules! since_of {
 }
 
 impl Command {
-    /// Puts the proposer's wall clock into it, where it has a place.
+    /// Puts the proposer's wall clock into it, where it has a place. [`Command::limit_to`] takes out again what not all
+    /// members know of.
     pub fn stamp(&mut self, unix_ms: u64) {
         if let Some(since_unix_ms) = since_of!(self) {
             *since_unix_ms = unix_ms;
+        }
+        if let Self::Acquire { keeps_asked, .. } = self {
+            *keeps_asked = true;
         }
     }
 
@@ -258,6 +268,13 @@ impl Command {
         {
             node.key_hash = None;
         }
+        if version < 7 {
+            match self {
+                Self::Acquire { keeps_asked, .. } => *keeps_asked = false,
+                Self::Expire { silences, .. } => silences.clear(),
+                _ => {}
+            }
+        }
         if version >= 5 {
             return;
         }
@@ -273,6 +290,17 @@ impl Command {
             _ => {}
         }
     }
+}
+
+/// What a leader knew of a lease when its time had run out. For display only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Silence {
+    /// How long it had not been renewed, as far as this leader knows.
+    pub silent_ms: u64,
+    /// R8: how much time it was given back for the leader's own stalls.
+    pub stalled_ms: u64,
+    /// It was never renewed at this leader: its time began anew when the leader was elected (R3).
+    pub leader_changed: bool,
 }
 
 /// The lease that an acquire is to hang on.
@@ -579,6 +607,8 @@ pub struct Waiter {
     pub mode: Mode,
     /// What is to be covered.
     pub scope: Scope,
+    /// The proposer's wall clock when it was asked for, for display only; 0 if it is not known.
+    pub asked_unix_ms: u64,
 }
 
 /// Why somebody does not get a lock.
@@ -621,6 +651,8 @@ pub enum Event {
     },
     /// A lock changed hands, or its queue did: what watchers are told.
     Changed(Change),
+    /// A grant is over: what is kept of it for those who ask later.
+    GrantEnded(Box<EndedGrant>),
     /// A wait is over.
     WaitEnded {
         /// Which.
@@ -655,6 +687,40 @@ pub struct Change {
     pub at_unix_ms: u64,
     /// Who ended the grant, if somebody else than its owner said that it did.
     pub actor: Option<OwnerId>,
+}
+
+/// All that there is to know of a grant once it is over. Times are wall clocks of the leaders that proposed, for
+/// display only, and 0 where they are not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedGrant {
+    /// What was held.
+    pub lock: LockName,
+    /// Its fencing token.
+    pub token: Token,
+    /// The holder's name for itself.
+    pub owner: OwnerId,
+    /// The lease that it hung on.
+    pub lease: LeaseId,
+    /// How it was held.
+    pub mode: Mode,
+    /// What was covered.
+    pub scope: Scope,
+    /// The lease's time to live.
+    pub ttl: Ttl,
+    /// When it was asked for.
+    pub asked_unix_ms: u64,
+    /// When it was granted.
+    pub granted_unix_ms: u64,
+    /// The revision at which it was granted.
+    pub granted_revision: u64,
+    /// When it ended.
+    pub ended_unix_ms: u64,
+    /// Why it ended.
+    pub cause: Cause,
+    /// Who ended it, if somebody else than its owner said that it did.
+    pub actor: Option<OwnerId>,
+    /// What the leader knew of its lease, if that ran out.
+    pub silence: Option<Silence>,
 }
 
 /// What happened to a lock.

@@ -61,18 +61,39 @@ impl DigestPart<'_> {
                 mix.digest(requests.digest());
             }
             Self::Grant(name, grant) => {
-                let Grant { lease, token, mode, scope, value, revision, since_unix_ms, request, max_hold } =
-                    grant;
+                let Grant {
+                    lease,
+                    token,
+                    mode,
+                    scope,
+                    value,
+                    revision,
+                    since_unix_ms,
+                    asked_unix_ms,
+                    request,
+                    max_hold,
+                } = grant;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[2, lease.0, token.0, mode.into(), scope.into(), *revision, *since_unix_ms]);
                 mix.text(name.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
                 mix.limit(*max_hold);
+                mix.asked(*asked_unix_ms);
             }
             Self::Wait(ticket, wait) => {
-                let Wait { lock, lease, mode, scope, value, request, fingerprint, makes_lease, max_hold } =
-                    wait;
+                let Wait {
+                    lock,
+                    lease,
+                    mode,
+                    scope,
+                    value,
+                    request,
+                    asked_unix_ms,
+                    fingerprint,
+                    makes_lease,
+                    max_hold,
+                } = wait;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[3, ticket.0, lease.0, mode.into(), scope.into()]);
                 mix.numbers(&[*fingerprint, u64::from(*makes_lease)]);
@@ -80,6 +101,7 @@ impl DigestPart<'_> {
                 mix.text(value.as_str());
                 mix.text(request.as_str());
                 mix.limit(*max_hold);
+                mix.asked(*asked_unix_ms);
             }
             Self::Member(id, node) => {
                 let NodeInfo {
@@ -159,6 +181,13 @@ impl Mix {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
             self.number(u64::from_le_bytes(word));
+        }
+    }
+
+    /// Nothing where it is not known: a node of before, which does not keep it, comes to the same.
+    fn asked(&mut self, asked_unix_ms: u64) {
+        if asked_unix_ms != 0 {
+            self.numbers(&[20, asked_unix_ms]);
         }
     }
 

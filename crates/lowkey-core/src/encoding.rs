@@ -10,7 +10,7 @@ use prost::Message as _;
 
 use crate::access::{ACCESS_KINDS, AccessChange, AccessKind, AccessProto};
 use crate::claim::{Mode, Scope};
-use crate::command::{AcquireWith, Command, GrantRef, HoldRef, NodeInfo, Requester};
+use crate::command::{AcquireWith, Command, GrantRef, HoldRef, NodeInfo, Requester, Silence};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
 use crate::limits::INVITATION_SECONDS_MAX;
 use crate::name::{
@@ -23,7 +23,8 @@ use crate::name::{
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
-/// with invitations. 7: who may do what; grants that last for a limited time.
+/// with invitations. 7: who may do what; grants that last for a limited time; when a lock was asked for is kept, and
+/// what a leader knew of a lease that ran out.
 pub const COMMAND_VERSION: u32 = 7;
 
 impl Command {
@@ -34,6 +35,8 @@ impl Command {
             Self::Access(_) => 7,
             // A limit is never left out: who asked for it counts on it.
             Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
+            Self::Acquire { keeps_asked: true, .. } => 7,
+            Self::Expire { silences, .. } if !silences.is_empty() => 7,
             Self::AddMember { invitation: Some(_), .. } | Self::Invite { .. } => 6,
             Self::AddMember { node, .. } | Self::UpdateMember { node, .. } if node.key_hash.is_some() => 6,
             Self::Release { grant: GrantRef::GivenUp(..), .. }
@@ -193,6 +196,8 @@ struct AcquireProto {
     value: String,
     #[prost(bool, tag = "10")]
     wait: bool,
+    #[prost(bool, tag = "20")]
+    keeps_asked: bool,
     /// 0 for no limit.
     #[prost(uint32, tag = "24")]
     max_hold_seconds: u32,
@@ -261,6 +266,15 @@ struct ExpireProto {
     decided_term: u64,
     #[prost(uint64, tag = "3")]
     since_unix_ms: u64,
+    /// One for each lease, or none.
+    #[prost(uint64, repeated, tag = "20")]
+    silent_ms: Vec<u64>,
+    /// One for each lease, or none: then all are 0.
+    #[prost(uint64, repeated, tag = "21")]
+    stalled_ms: Vec<u64>,
+    /// One for each lease, 0 or 1, or none: then all are 0.
+    #[prost(uint64, repeated, tag = "22")]
+    leader_changed: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -418,6 +432,7 @@ impl Command {
                 wait: proto.wait,
                 max_hold: MaxHold::parse(proto.max_hold_seconds.into())?,
                 since_unix_ms: proto.since_unix_ms,
+                keeps_asked: proto.keeps_asked,
                 request: RequestId::parse(&proto.request)?,
             },
             Kind::Release(proto) => {
@@ -456,6 +471,7 @@ impl Command {
                 since_unix_ms: proto.since_unix_ms,
             },
             Kind::Expire(proto) => Self::Expire {
+                silences: decode_silences(&proto)?,
                 leases: proto.leases.into_iter().map(LeaseId).collect(),
                 decided_term: proto.decided_term,
                 since_unix_ms: proto.since_unix_ms,
@@ -554,6 +570,7 @@ impl<'a> MessagePart for Content<'a> {
                 wait,
                 max_hold,
                 since_unix_ms,
+                keeps_asked,
                 request,
             } => {
                 let (lease, ttl) = match with {
@@ -570,6 +587,7 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(8, encode_scope(*scope).into());
                 fields.text(9, value.as_str());
                 fields.number(10, (*wait && !self.as_asked_first).into());
+                fields.number(20, (*keeps_asked && !self.as_asked_first).into());
                 fields.number(24, max_hold_seconds(*max_hold).into());
             }
             Command::Release { lock, grant, token, actor: by, since_unix_ms, request } => {
@@ -606,10 +624,17 @@ impl<'a> MessagePart for Content<'a> {
                 fields.numbers(1, tickets.iter().map(|ticket| ticket.0));
                 fields.number(2, *since_unix_ms);
             }
-            Command::Expire { leases, decided_term, since_unix_ms } => {
+            Command::Expire { leases, decided_term, since_unix_ms, silences } => {
                 fields.numbers(1, leases.iter().map(|lease| lease.0));
                 fields.number(2, *decided_term);
                 fields.number(3, *since_unix_ms);
+                fields.numbers(20, silences.iter().map(|silence| silence.silent_ms));
+                if silences.iter().any(|silence| silence.stalled_ms > 0) {
+                    fields.numbers(21, silences.iter().map(|silence| silence.stalled_ms));
+                }
+                if silences.iter().any(|silence| silence.leader_changed) {
+                    fields.numbers(22, silences.iter().map(|silence| silence.leader_changed.into()));
+                }
             }
             Command::EndHolds { holds, decided_term, since_unix_ms } => {
                 holds.iter().for_each(|hold| fields.message(1, hold));
@@ -659,6 +684,26 @@ impl MessagePart for NodeInfo {
         fields.number(6, (*command_version).into());
         fields.bytes(20, key_hash.as_ref().map_or(&[], |hash| &hash.0));
     }
+}
+
+/// What is told of each lease that ran out; nothing if nothing is told of any.
+fn decode_silences(proto: &ExpireProto) -> Result<Vec<Silence>, DecodeError> {
+    let count = proto.silent_ms.len();
+    let fits = |parts: &[u64]| parts.is_empty() || parts.len() == count;
+    let is_whole = (count == 0 || count == proto.leases.len())
+        && fits(&proto.stalled_ms)
+        && fits(&proto.leader_changed)
+        && proto.leader_changed.iter().all(|flag| *flag <= 1);
+    if !is_whole {
+        return Err(DecodeError::Malformed("an expiry that tells of other leases than it ends".into()));
+    }
+    let told = |parts: &[u64], place: usize| parts.get(place).copied().unwrap_or(0);
+    let silence = |(place, silent_ms): (usize, &u64)| Silence {
+        silent_ms: *silent_ms,
+        stalled_ms: told(&proto.stalled_ms, place),
+        leader_changed: told(&proto.leader_changed, place) == 1,
+    };
+    Ok(proto.silent_ms.iter().enumerate().map(silence).collect())
 }
 
 /// A hash, or nothing.

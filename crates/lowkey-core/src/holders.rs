@@ -24,6 +24,8 @@ pub struct Grant {
     pub revision: u64,
     /// The proposer's wall clock then, for display only.
     pub since_unix_ms: u64,
+    /// The proposer's wall clock when it was asked for, for display only; 0 if it is not known.
+    pub asked_unix_ms: u64,
     /// The request that it answered.
     pub request: RequestId,
     /// For how long it is held at most.

@@ -33,8 +33,8 @@ pub use access::{
 };
 pub use claim::{Mode, Scope};
 pub use command::{
-    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, Holder, InTheWay,
-    NodeInfo, Refusal, Reply, Requester, WaitEnd, Waiter,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, HoldRef, Holder,
+    InTheWay, NodeInfo, Refusal, Reply, Requester, Silence, WaitEnd, Waiter,
 };
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
@@ -47,4 +47,6 @@ pub use name::{
     NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime, max_hold_seconds,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{CountersSpent, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView};
+pub use state::{
+    CountersSpent, FirstMembers, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView,
+};

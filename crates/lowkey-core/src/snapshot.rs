@@ -31,15 +31,17 @@ use crate::state::{Claimed, Lease, State, Wait};
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations. 5: who may do what; grants that last for a limited time.
+/// of nodes, and invitations. 5: who may do what; grants that last for a limited time; when locks were asked for.
 pub const SNAPSHOT_VERSION: u32 = 5;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
 /// keys, invitations and limits would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
 /// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
+    let keeps_asked = state.grants().any(|(_, grant)| grant.asked_unix_ms != 0)
+        || state.waits.values().any(|wait| wait.asked_unix_ms != 0);
     let has_limits = !state.limited.is_empty() || state.waits.values().any(|wait| wait.max_hold.is_some());
-    if has_limits || !state.access().is_empty() {
+    if keeps_asked || has_limits || !state.access().is_empty() {
         SNAPSHOT_VERSION
     } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
         4
@@ -194,6 +196,8 @@ struct LockProto {
     scope: u32,
     #[prost(string, tag = "9")]
     value: String,
+    #[prost(uint64, tag = "20")]
+    asked_unix_ms: u64,
     /// 0 for no limit.
     #[prost(uint32, tag = "24")]
     max_hold_seconds: u32,
@@ -219,6 +223,8 @@ struct WaitProto {
     fingerprint: u64,
     #[prost(bool, tag = "9")]
     makes_lease: bool,
+    #[prost(uint64, tag = "20")]
+    asked_unix_ms: u64,
     /// 0 for no limit.
     #[prost(uint32, tag = "24")]
     max_hold_seconds: u32,
@@ -471,6 +477,7 @@ impl State {
             value,
             revision: proto.revision,
             since_unix_ms: proto.since_unix_ms,
+            asked_unix_ms: proto.asked_unix_ms,
             request,
             max_hold: match mutants::SNAPSHOT_WITHOUT_LIMITS.is_active() {
                 false => MaxHold::parse(proto.max_hold_seconds.into())?,
@@ -521,6 +528,7 @@ impl State {
             scope: decode_scope(proto.scope)?,
             value: Value::parse(&proto.value)?,
             request,
+            asked_unix_ms: proto.asked_unix_ms,
             fingerprint: proto.fingerprint,
             makes_lease: proto.makes_lease,
             max_hold: MaxHold::parse(proto.max_hold_seconds.into())?,
@@ -639,6 +647,7 @@ fn wait_proto(ticket: Ticket, wait: &Wait) -> WaitProto {
         request: wait.request.to_string(),
         fingerprint: wait.fingerprint,
         makes_lease: wait.makes_lease,
+        asked_unix_ms: wait.asked_unix_ms,
         max_hold_seconds: max_hold_seconds(wait.max_hold),
     }
 }
@@ -654,6 +663,7 @@ fn lock_proto(name: &LockName, grant: &Grant) -> LockProto {
         mode: encode_mode(grant.mode),
         scope: encode_scope(grant.scope),
         value: grant.value.as_str().to_owned(),
+        asked_unix_ms: grant.asked_unix_ms,
         max_hold_seconds: max_hold_seconds(grant.max_hold),
     }
 }

@@ -31,6 +31,7 @@ use crate::digest::Digest;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::invitation::Invitations;
+use crate::mutants;
 use crate::name::{
     ClusterId, LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value,
 };
@@ -39,7 +40,7 @@ use crate::recent::Recent;
 
 pub(crate) use self::check::Claimed;
 
-pub use self::beginning::{CountersSpent, NewBeginning};
+pub use self::beginning::{CountersSpent, FirstMembers, NewBeginning};
 pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 
 /// Everything that the replicas of a group agree on.
@@ -163,6 +164,8 @@ pub(crate) struct Wait {
     pub(crate) scope: Scope,
     pub(crate) value: Value,
     pub(crate) request: RequestId,
+    /// The proposer's wall clock when it began, for display only; 0 if it is not known.
+    pub(crate) asked_unix_ms: u64,
     /// Tells a retry from another operation under the same id.
     pub(crate) fingerprint: u64,
     /// The request makes its own lease.
@@ -237,14 +240,26 @@ impl State {
 
 /// Says of all that an entry changed when it was proposed, and of what it ended at somebody's wish, at whose.
 fn sign(events: &mut [Event], command: &Command) {
-    let changes = events.iter_mut().filter_map(|event| match event {
-        Event::Changed(change) => Some(change),
-        _ => None,
-    });
-    for change in changes {
-        change.at_unix_ms = command.since_unix_ms();
-        if matches!(change.kind, ChangeKind::Freed(_)) {
-            change.actor = command.actor().cloned();
+    for event in events {
+        match event {
+            Event::Changed(change) => {
+                change.at_unix_ms = command.since_unix_ms();
+                if matches!(change.kind, ChangeKind::Freed(_)) {
+                    change.actor = command.actor().cloned();
+                }
+            }
+            Event::GrantEnded(ended) => {
+                ended.actor = command.actor().cloned();
+                ended.ended_unix_ms = match mutants::AN_END_IS_STAMPED_WITH_ITS_GRANTS_TIME.is_active() {
+                    false => command.since_unix_ms(),
+                    true => ended.granted_unix_ms,
+                };
+            }
+            Event::LeaseStarted { .. }
+            | Event::LeaseEnded { .. }
+            | Event::HoldStarted { .. }
+            | Event::HoldEnded { .. }
+            | Event::WaitEnded { .. } => {}
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use lowkey_core::{
     AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, HoldRef, InvitationHash, KeyHash, LeaseId,
     LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester,
-    Scope, State, Ticket, Token, Ttl, Value,
+    Scope, Silence, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -37,6 +37,15 @@ fn request() -> impl Strategy<Value = RequestId> {
 fn lock() -> impl Strategy<Value = LockName> {
     "/?[^/\\pC]{1,8}(/[^/\\pC]{1,8}){0,3}"
         .prop_filter_map("not a lock name", |text| LockName::parse(&text).ok())
+}
+
+fn silence() -> impl Strategy<Value = Silence> {
+    let parts = (any::<u64>(), prop_oneof![Just(0), any::<u64>()], any::<bool>());
+    parts.prop_map(|(silent_ms, stalled_ms, leader_changed)| Silence {
+        silent_ms,
+        stalled_ms,
+        leader_changed,
+    })
 }
 
 fn ttl() -> impl Strategy<Value = Ttl> {
@@ -91,8 +100,15 @@ fn command() -> impl Strategy<Value = Command> {
                 Command::RevokeLease { lease, owner, actor, since_unix_ms, request }
             }
         ),
-        (lock(), owner(), with, how, any::<u64>(), request()).prop_map(
-            |(lock, owner, with, (mode, scope, value, wait, max_hold), since_unix_ms, request)| {
+        (lock(), owner(), with, how, any::<(u64, bool)>(), request()).prop_map(
+            |(
+                lock,
+                owner,
+                with,
+                (mode, scope, value, wait, max_hold),
+                (since_unix_ms, keeps_asked),
+                request,
+            )| {
                 Command::Acquire {
                     lock,
                     owner,
@@ -103,6 +119,7 @@ fn command() -> impl Strategy<Value = Command> {
                     wait,
                     max_hold,
                     since_unix_ms,
+                    keeps_asked,
                     request,
                 }
             }
@@ -128,9 +145,13 @@ fn command() -> impl Strategy<Value = Command> {
             }),
         (collection::vec(any::<u64>().prop_map(Ticket), 0..20), any::<u64>())
             .prop_map(|(tickets, since_unix_ms)| Command::CancelWait { tickets, since_unix_ms }),
-        (collection::vec(any::<u64>().prop_map(LeaseId), 0..20), any::<u64>(), any::<u64>()).prop_map(
-            |(leases, decided_term, since_unix_ms)| Command::Expire { leases, decided_term, since_unix_ms }
-        ),
+        (collection::vec((any::<u64>(), silence()), 0..20), any::<bool>(), any::<u64>(), any::<u64>())
+            .prop_map(|(ended, tells, decided_term, since_unix_ms)| Command::Expire {
+                leases: ended.iter().map(|(lease, _)| LeaseId(*lease)).collect(),
+                decided_term,
+                since_unix_ms,
+                silences: ended.into_iter().filter(|_| tells).map(|(_, silence)| silence).collect(),
+            }),
         (collection::vec((lock(), any::<u64>(), any::<u64>()), 0..20), any::<u64>(), any::<u64>()).prop_map(
             |(holds, decided_term, since_unix_ms)| Command::EndHolds {
                 holds: holds
@@ -303,7 +324,8 @@ proptest! {
         let is_spent = u64::MAX - state.last_token().0 < state.waits().len() as u64;
         for lease in leases.into_iter().filter(|_| !is_spent) {
             let Some(revision) = state.revision().checked_add(1) else { return Ok(()) };
-            let expire = Command::Expire { leases: vec![lease], decided_term: 1, since_unix_ms: 0 };
+            let silences = Vec::new();
+            let expire = Command::Expire { leases: vec![lease], decided_term: 1, since_unix_ms: 0, silences };
             state.apply(revision, 1, &expire).reply.unwrap();
             prop_assert_eq!(State::decode_snapshot(&state.encode_snapshot()), Ok(state.clone()));
         }

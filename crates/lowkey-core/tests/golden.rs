@@ -9,13 +9,14 @@
 //! - `create_lease OWNER ttl=SECONDS [request=ID]`
 //! - `revoke LEASE OWNER [request=ID]`
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [mode=shared] [scope=subtree] [value=TEXT] [wait=true]
-//!   [max_hold=SECONDS] [request=ID]`
+//!   [max_hold=SECONDS] [keeps_asked=true] [request=ID]`
 //! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
 //! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`; `give_up=ID` for a release that is
 //!   final; `actor=OWNER` for who asks
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
-//! - `expire LEASE… decided_term=TERM`
+//! - `expire LEASE… decided_term=TERM [silent=MS,…]`: what the leader knew of each, as `MS`, `MS/STALLED` or
+//!   `MS/STALLED/changed`
 //! - `end_hold LOCK lease=LEASE token=TOKEN decided_term=TERM`
 //! - `add_member NAME [identity=0..255] [host=HOST] [version=N] [key=0..255] [invitation=0..255]`; without an identity it
 //!   is expected
@@ -38,6 +39,7 @@
 //! - `churn LOCK OWNER lease=LEASE times=N`: acquires and releases N times, each with new request ids
 //! - `begin_anew NAME identity=0..255 [unix_minutes=N] [at_once=true]`: the first state of a new cluster, in place of
 //!   the present one
+//! - `audit`: from here on what is kept of grants that are over is told, and when locks were asked for
 //! - `state`, `hash`
 //! - `snapshot`: encodes, decodes, compares, and goes on with the decoded one
 
@@ -47,10 +49,10 @@ use std::path::Path;
 
 use lowkey_core::{
     AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
-    ClusterId, Command, Event, GrantPath, GrantRef, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash,
-    LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId,
-    PrincipalName, Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, TokenHash, TokenId,
-    Ttl, Value, Verb, Verbs, WaitEnd,
+    ClusterId, Command, EndedGrant, Event, GrantPath, GrantRef, HoldRef, InTheWay, Invalid, InvitationHash,
+    KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName,
+    OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope, Silence, State, Ticket, Token,
+    TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -60,7 +62,8 @@ mod wire;
 test_each_path! { in "./crates/lowkey-core/tests/testscripts" as testscripts => run_script }
 
 fn run_script(path: &Path) {
-    let mut runner = Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1 };
+    let mut runner =
+        Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1, audits: false };
     goldenscript::run(&mut runner, path).expect("the script can be read");
 }
 
@@ -87,6 +90,7 @@ enum Step {
         #[arg(key, optional)]
         at_once: bool,
     },
+    Audit,
     State,
     Hash,
     Snapshot,
@@ -134,6 +138,8 @@ enum Entry {
         max_hold: i64,
         #[arg(key, optional)]
         since: u64,
+        #[arg(key, optional)]
+        keeps_asked: bool,
         #[arg(key)]
         request: Option<String>,
     },
@@ -181,6 +187,8 @@ enum Entry {
         decided_term: u64,
         #[arg(key, optional)]
         since: u64,
+        #[arg(key)]
+        silent: Option<String>,
     },
     EndHold {
         lock: String,
@@ -278,32 +286,44 @@ impl Entry {
                 since_unix_ms: since,
                 request: id(request)?,
             },
-            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, max_hold, since, request } => {
-                Command::Acquire {
-                    lock: LockName::parse(&lock)?,
-                    owner: OwnerId::parse(&owner)?,
-                    with: match (lease, ttl) {
-                        (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
-                        (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
-                        _ => return Err("acquire takes a lease or a ttl".into()),
-                    },
-                    mode: match mode.as_deref() {
-                        None | Some("exclusive") => Mode::Exclusive,
-                        Some("shared") => Mode::Shared,
-                        Some(other) => return Err(format!("no such mode: {other}").into()),
-                    },
-                    scope: match scope.as_deref() {
-                        None | Some("name") => Scope::Name,
-                        Some("subtree") => Scope::Subtree,
-                        Some(other) => return Err(format!("no such scope: {other}").into()),
-                    },
-                    value: Value::parse(&value)?,
-                    wait,
-                    max_hold: MaxHold::parse(max_hold)?,
-                    since_unix_ms: since,
-                    request: id(request)?,
-                }
-            }
+            Self::Acquire {
+                lock,
+                owner,
+                lease,
+                ttl,
+                mode,
+                scope,
+                value,
+                wait,
+                max_hold,
+                since,
+                keeps_asked,
+                request,
+            } => Command::Acquire {
+                lock: LockName::parse(&lock)?,
+                owner: OwnerId::parse(&owner)?,
+                with: match (lease, ttl) {
+                    (Some(lease), None) => AcquireWith::Lease(LeaseId(lease)),
+                    (None, Some(ttl)) => AcquireWith::NewLease(Ttl::parse(ttl)?),
+                    _ => return Err("acquire takes a lease or a ttl".into()),
+                },
+                mode: match mode.as_deref() {
+                    None | Some("exclusive") => Mode::Exclusive,
+                    Some("shared") => Mode::Shared,
+                    Some(other) => return Err(format!("no such mode: {other}").into()),
+                },
+                scope: match scope.as_deref() {
+                    None | Some("name") => Scope::Name,
+                    Some("subtree") => Scope::Subtree,
+                    Some(other) => return Err(format!("no such scope: {other}").into()),
+                },
+                value: Value::parse(&value)?,
+                wait,
+                max_hold: MaxHold::parse(max_hold)?,
+                since_unix_ms: since,
+                keeps_asked,
+                request: id(request)?,
+            },
             Self::Release { lock, lease, by_request, give_up, owner, token, actor, since, request } => {
                 Command::Release {
                     lock: LockName::parse(&lock)?,
@@ -344,10 +364,11 @@ impl Entry {
                 tickets: tickets.into_iter().map(Ticket).collect(),
                 since_unix_ms: since,
             },
-            Self::Expire { leases, decided_term, since } => Command::Expire {
+            Self::Expire { leases, decided_term, since, silent } => Command::Expire {
                 leases: leases.into_iter().map(LeaseId).collect(),
                 decided_term,
                 since_unix_ms: since,
+                silences: silent.map(|silent| silences(&silent)).transpose()?.unwrap_or_default(),
             },
             Self::EndHold { lock, lease, token, decided_term, since } => Command::EndHolds {
                 holds: vec![HoldRef {
@@ -440,6 +461,7 @@ struct Runner {
     state: State,
     term: u64,
     next_revision: u64,
+    audits: bool,
 }
 
 impl goldenscript::Runner for Runner {
@@ -472,7 +494,8 @@ impl goldenscript::Runner for Runner {
                 self.state = state;
                 writeln!(output, "member {member} of a new cluster")?;
             }
-            Step::State => output = dump(&self.state)?,
+            Step::Audit => self.audits = true,
+            Step::State => output = dump(&self.state, self.audits)?,
             Step::Hash => writeln!(output, "{:016x}", self.state.hash())?,
             Step::Snapshot => {
                 let bytes = self.state.encode_snapshot();
@@ -501,7 +524,9 @@ impl goldenscript::Runner for Runner {
                 _ => {
                     let command = self.parse(raw)?;
                     let revision = self.take_revision();
-                    let applied = self.state.apply(revision, self.term, &command);
+                    let mut applied = self.state.apply(revision, self.term, &command);
+                    let audits = self.audits;
+                    applied.events.retain(|event| audits || !matches!(event, Event::GrantEnded(_)));
                     write!(output, "{revision} → {}", applied_words(&applied)?)?;
                 }
             },
@@ -543,6 +568,7 @@ impl Runner {
                 wait: false,
                 max_hold: None,
                 since_unix_ms: 0,
+                keeps_asked: false,
                 request: request("acquire", self.next_revision)?,
             };
             let release = Command::Release {
@@ -697,6 +723,7 @@ fn event_words(event: &Event) -> String {
         }
         Event::HoldEnded { token } => format!("event: the time of token {token} ended"),
         Event::Changed(change) => format!("event: {}", change_words(change)),
+        Event::GrantEnded(ended) => ended_words(ended),
         Event::WaitEnded { ticket, end } => {
             let end = match end {
                 WaitEnd::Granted(reply) => reply_words(reply),
@@ -712,6 +739,45 @@ fn event_words(event: &Event) -> String {
             format!("event: wait {ticket} ended: {end}")
         }
     }
+}
+
+fn ended_words(ended: &EndedGrant) -> String {
+    let EndedGrant {
+        lock,
+        token,
+        owner,
+        lease,
+        mode,
+        scope,
+        ttl,
+        asked_unix_ms,
+        granted_unix_ms,
+        granted_revision,
+        ended_unix_ms,
+        cause,
+        actor,
+        silence,
+    } = ended;
+    let silence = silence.map(|silence| format!(", {silence:?}")).unwrap_or_default();
+    let actor = actor.as_ref().map(|actor| format!(" by {actor}")).unwrap_or_default();
+    format!(
+        "kept: {lock}, token {token}, {owner}, lease {lease}, ttl {} s{}, asked at {asked_unix_ms} ms, granted at \
+         {granted_unix_ms} ms (revision {granted_revision}), ended at {ended_unix_ms} ms: {cause:?}{actor}{silence}",
+        ttl.seconds(),
+        claim_words(*mode, *scope, &Value::default()),
+    )
+}
+
+/// What a leader knew of each lease, as a script says it.
+fn silences(text: &str) -> Result<Vec<Silence>, Box<dyn Error>> {
+    text.split(',')
+        .map(|one| {
+            let mut parts = one.split('/');
+            let mut number = || parts.next().map_or(Ok(0), str::parse);
+            let (silent_ms, stalled_ms) = (number()?, number()?);
+            Ok(Silence { silent_ms, stalled_ms, leader_changed: parts.next() == Some("changed") })
+        })
+        .collect()
 }
 
 fn change_words(change: &Change) -> String {
@@ -748,7 +814,7 @@ fn change_words(change: &Change) -> String {
     }
 }
 
-fn dump(state: &State) -> Result<String, Box<dyn Error>> {
+fn dump(state: &State, audits: bool) -> Result<String, Box<dyn Error>> {
     let wire = wire::StateWire::decode(state.encode_snapshot().as_slice())?;
     let mut output = String::new();
     writeln!(
@@ -784,6 +850,9 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
             claim_words(grant.mode, grant.scope, &grant.value),
             limit_words(grant.max_hold)
         )?;
+        if audits {
+            writeln!(output, "    asked for at {} ms", grant.asked_unix_ms)?;
+        }
     }
     for wait in &wire.waits {
         let mode = if wait.mode == 1 { Mode::Shared } else { Mode::Exclusive };
@@ -795,6 +864,9 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
             "wait {}: lock {}, lease {}, request {}{claim}",
             wait.ticket, wait.lock, wait.lease, wait.request
         )?;
+        if audits {
+            writeln!(output, "    asked for at {} ms", wait.asked_unix_ms)?;
+        }
     }
     for (id, node) in state.members() {
         let Some(identity) = node.identity else {

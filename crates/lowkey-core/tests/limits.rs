@@ -48,6 +48,7 @@ fn acquire(lock: impl ToString, with: AcquireWith, id: impl ToString) -> Command
         wait: false,
         max_hold: None,
         since_unix_ms: 0,
+        keeps_asked: false,
         request: request(id),
     }
 }

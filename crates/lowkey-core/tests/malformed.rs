@@ -28,6 +28,7 @@ fn sound() -> StateWire {
         wait: true,
         max_hold: None,
         since_unix_ms: 5,
+        keeps_asked: false,
         request: request(id),
     };
     let member = |name: &str, identity| Command::AddMember {
@@ -98,6 +99,7 @@ fn the_format_is_as_written_down_in_the_tests() {
         scope,
         value,
         max_hold_seconds,
+        asked_unix_ms: _,
     } = snapshot.locks[0].clone();
     assert_eq!(max_hold_seconds, 0);
     assert_eq!((name.as_str(), lease, token), ("a", 1, 1));
@@ -116,6 +118,7 @@ fn the_format_is_as_written_down_in_the_tests() {
         fingerprint: _,
         makes_lease,
         max_hold_seconds,
+        asked_unix_ms: _,
     } = snapshot.waits[0].clone();
     assert_eq!(max_hold_seconds, 0);
     assert_eq!((ticket, lock.as_str(), lease), (6, "b/c", 1));

@@ -30,8 +30,10 @@ fn config(share: u32) -> ProptestConfig {
     }
 }
 
-/// The words of a refusal are for people: what counts is that it is one.
+/// The words of a refusal are for people: what counts is that it is one. What is kept of grants that are over, the
+/// model does not know: a property of its own compares it with what watches are told.
 fn without_words(mut applied: Applied) -> Applied {
+    applied.events.retain(|event| !matches!(event, Event::GrantEnded(_)));
     if let Err(Refusal::NotOwner { what }) = &mut applied.reply {
         what.clear();
     }
@@ -283,6 +285,48 @@ proptest! {
         }
     }
 
+    /// Each grant ends once, and what is kept of it then is what was granted, and when.
+    #[test]
+    fn what_is_kept_of_a_grant_is_what_it_was(steps in steps()) {
+        let mut state = new_state();
+        let mut ended_tokens = BTreeSet::new();
+        for entry in log_of(&steps) {
+            let before = state.clone();
+            let events = entry.apply(&mut state).map(|applied| applied.events).unwrap_or_default();
+            let mut told = events.iter().filter_map(|event| match event {
+                Event::Changed(change @ Change { kind: ChangeKind::Freed(_), .. }) => Some(change),
+                _ => None,
+            });
+            for event in &events {
+                let Event::GrantEnded(ended) = event else { continue };
+                prop_assert!(ended_tokens.insert(ended.token), "token {} ended twice", ended.token);
+                let grants = before.grants();
+                let grant = grants.filter(|(_, grant)| grant.token == ended.token).map(|(_, grant)| grant).next();
+                let grant = grant.expect("what ends was held before the entry");
+                prop_assert_eq!(
+                    (ended.lease, ended.mode, ended.scope, ended.granted_revision),
+                    (grant.lease, grant.mode, grant.scope, grant.revision)
+                );
+                prop_assert_eq!(
+                    (ended.granted_unix_ms, ended.asked_unix_ms),
+                    (grant.since_unix_ms, grant.asked_unix_ms)
+                );
+                let lease = before.lease(ended.lease).expect("a holder's lease exists");
+                prop_assert_eq!((&ended.owner, ended.ttl), (&lease.owner, lease.ttl));
+                let change = told.next().expect("watchers are told first");
+                prop_assert_eq!(
+                    (ChangeKind::Freed(ended.cause), &ended.lock, Some(ended.token), ended.ended_unix_ms),
+                    (change.kind, &change.lock, change.token, change.at_unix_ms)
+                );
+                prop_assert_eq!(&ended.actor, &change.actor);
+            }
+            prop_assert_eq!(told.next(), None, "a grant that ended was not kept");
+        }
+        let held: BTreeSet<_> = state.grants().map(|(_, grant)| grant.token).collect();
+        prop_assert!(held.is_disjoint(&ended_tokens));
+        prop_assert_eq!(held.len() + ended_tokens.len(), state.last_token().0 as usize);
+    }
+
     /// What watchers are told is enough to know at any time who holds, who waits, and what is shown.
     #[test]
     fn the_events_tell_the_whole_story(steps in steps()) {
@@ -342,6 +386,7 @@ proptest! {
                             other => prop_assert!(false, "{:?} makes no sense", other),
                         }
                     }
+                    Event::GrantEnded(_) => {}
                     Event::WaitEnded { ticket, end } => {
                         let at = awaited.iter().position(|wait| wait.0 == ticket).unwrap();
                         let (_, lock, lease, mode, scope) = awaited.remove(at);
@@ -710,7 +755,8 @@ fn happening(event: &Event, command: Option<&Command>) -> &'static str {
         | Event::LeaseEnded { .. }
         | Event::HoldStarted { .. }
         | Event::HoldEnded { .. }
-        | Event::Changed(_) => "other events",
+        | Event::Changed(_)
+        | Event::GrantEnded(_) => "other events",
     }
 }
 

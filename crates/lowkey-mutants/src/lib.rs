@@ -157,9 +157,17 @@ mutants! {
     THE_TIMING_FACTOR_IS_NEVER_TAKEN_BACK: ByScenario, "the timing factor is never taken back";
     R8_IS_STRETCHED: ByScenario, "R8 is stretched";
     A_STALL_IS_NOT_GIVEN_BACK: ByScenario, "a stall is not given back";
+    // What is kept of grants that are over.
+    A_SNAPSHOT_IS_SAVED_BEFORE_ITS_AUDIT: BySeeds, "a snapshot is saved before its audit";
+    AN_END_IS_STAMPED_WITH_ITS_GRANTS_TIME: BySeeds, "an end is stamped with its grant's time";
     // A cluster that began anew.
     A_LOCK_IS_GRANTED_IN_QUARANTINE: ByScenario, "a lock is granted in quarantine";
     QUARANTINE_ENDS_AT_ONCE: ByScenario, "quarantine ends at once";
+    // Several nodes that found a cluster together.
+    A_MAJORITY_FOUNDS: ByScenario, "a majority founds";
+    A_WIPED_NODE_FOUNDS_AGAIN: ByScenario, "a wiped node founds again";
+    A_PROMISE_IS_TOLD_BEFORE_IT_IS_ON_DISK: ByScenario, "a promise is told before it is on disk";
+    A_PROMISE_IS_GIVEN_UP_ALONE: ByScenario, "a promise is given up alone";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
     A_HOLD_IS_ENDED_BY_AN_OLD_TERM: Never, "a hold is ended by an old term";

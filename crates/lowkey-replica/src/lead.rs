@@ -26,7 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lowkey_core::limits::{HOLDS_PER_END_MAX, IN_FLIGHT_PER_LEASE_MAX, WAITS_PER_CANCEL_MAX};
 use lowkey_core::{
-    HoldRef, Holds, LeaseId, MaxHold, MemberId, Refusal, Reply, State, Ticket, Token, Ttl, WaitEnd, mutants,
+    HoldRef, Holds, LeaseId, MaxHold, MemberId, Refusal, Reply, Silence, State, Ticket, Token, Ttl, WaitEnd,
+    mutants,
 };
 
 pub(crate) use self::arrivals::{Arrivals, PendingCommand};
@@ -220,6 +221,11 @@ impl Lead {
         }
     }
 
+    /// What is known of leases whose end is to be proposed. For display only.
+    pub(crate) fn silences(&self, now: Nanos, leases: &[LeaseId]) -> Vec<Silence> {
+        leases.iter().map(|lease| self.leases.silence(now, *lease)).collect()
+    }
+
     pub(crate) fn ends_refused(&mut self, leases: Vec<LeaseId>) {
         self.unproposed_ends = leases;
     }
@@ -315,6 +321,7 @@ impl Lead {
                 },
             }
         }
+        output.late_renewals += self.leases.take_late_renewals();
     }
 
     /// Renews a lease as of `arrival`, and says whether it holds something else than its client believes.

@@ -10,6 +10,7 @@
 //!   asked once for many;
 //! - `log` for the log in memory, `snapshots` for how it stays short, `recovery` for what a crash may leave behind, and
 //!   how a cluster that lost its quorum begins anew;
+//! - `forming` for how several empty nodes found one cluster together, and never a second one;
 //! - `guard` for whether all replicas have the same state;
 //! - `reads` for what may be asked, `history` for what watches resume from, `wire` for the bytes.
 //!
@@ -19,6 +20,7 @@
 //! as values, and `clippy.toml` beside the manifest keeps it so.
 
 mod config;
+pub mod forming;
 mod guard;
 mod history;
 mod input;
@@ -41,7 +43,7 @@ pub use lowkey_record::{Record, RecordKind};
 pub use output::{CannotLead, Failure, Output, Persist, Renewal, Response, SnapshotFile, Turn};
 pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use reads::{Query, Remaining};
-pub use recovery::{Found, Founding, RecoverError, Survivor, begin_anew, found};
+pub use recovery::{Found, Founding, RecoverError, Survivor, begin_anew, found, found_together};
 pub use replica::{Fatal, MemberStatus, Replica, Role, Status};
-pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob};
+pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob, may_save_snapshot};
 pub use time::{MILLISECOND, Nanos};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use lowkey_core::{
-    Access, Change, Denied, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView, MemberId,
-    NodeName, Refusal, Reply, Ttl, WaitView,
+    Access, Change, Denied, EndedGrant, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView,
+    MemberId, NodeName, Refusal, Reply, Ttl, WaitView,
 };
 use lowkey_record::Record;
 use raft::eraftpb;
@@ -38,6 +38,10 @@ pub struct Output {
     pub snapshot: Option<SnapshotJob>,
     /// What was applied, in order: for watches. Every revision is here, most with no change.
     pub changes: Vec<(u64, Vec<Change>)>,
+    /// Grants that are over, in order: the revision and the term in which each ended. For those who ask later.
+    pub ended: Vec<(u64, u64, Box<EndedGrant>)>,
+    /// So many renewals came late: more than two thirds of the time to live after the one before.
+    pub late_renewals: u64,
     /// A snapshot of this index came from the leader: what happened up to it will never be known here.
     pub history_lost: Option<u64>,
 }
@@ -54,6 +58,8 @@ impl Output {
             && self.replies.is_empty()
             && self.snapshot.is_none()
             && self.changes.is_empty()
+            && self.ended.is_empty()
+            && self.late_renewals == 0
             && self.history_lost.is_none()
     }
 }

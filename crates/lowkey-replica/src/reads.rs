@@ -227,6 +227,7 @@ mod tests {
                 wait: false,
                 max_hold: None,
                 since_unix_ms: 0,
+                keeps_asked: false,
                 request: RequestId::parse(&format!("request-{index}")).unwrap(),
             };
             state.apply(index, 1, &command).reply.unwrap();

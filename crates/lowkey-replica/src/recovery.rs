@@ -11,7 +11,9 @@ mod survivor;
 use std::collections::VecDeque;
 use std::fmt;
 
-use lowkey_core::{ClusterId, Command, GroupId, MemberId, NodeInfo, Reply, State};
+use lowkey_core::{
+    ClusterId, Command, CountersSpent, FirstMembers, GroupId, MemberId, NodeInfo, Reply, State,
+};
 use lowkey_record::Record;
 use raft::RawNode;
 use raft::eraftpb;
@@ -75,13 +77,33 @@ pub fn found(group: GroupId, cluster: ClusterId, node: NodeInfo) -> Founding {
     let Ok(Reply::MemberAdded { member }) = applied.reply else {
         unreachable!("the first node of a cluster has no rivals");
     };
-    begin_with(group, &state, member, FIRST)
+    begin_with(group, &state, &[member], member, FIRST)
 }
 
-/// The first things on disk of a cluster with one voter, whose log begins behind this state.
-pub(crate) fn begin_with(group: GroupId, state: &State, member: MemberId, term: u64) -> Founding {
+/// Founds a group of a cluster with several nodes, all of them voters from the beginning: what this member of it puts
+/// on disk. Each of them puts down the same snapshot.
+pub fn found_together(
+    group: GroupId,
+    first: FirstMembers,
+    member: MemberId,
+) -> Result<Founding, CountersSpent> {
+    const FIRST_TERM: u64 = 1;
+    let state = State::begin_together(first)?;
+    let voters: Vec<MemberId> = state.members().map(|(member, _)| member).collect();
+    Ok(begin_with(group, &state, &voters, member, FIRST_TERM))
+}
+
+/// The first things on disk of a cluster with these voters, whose log begins behind this state.
+pub(crate) fn begin_with(
+    group: GroupId,
+    state: &State,
+    voters: &[MemberId],
+    member: MemberId,
+    term: u64,
+) -> Founding {
     let index = state.revision();
-    let conf_state = eraftpb::ConfState { voters: vec![member.0], ..Default::default() };
+    let voters = voters.iter().map(|voter| voter.0).collect();
+    let conf_state = eraftpb::ConfState { voters, ..Default::default() };
     let hard_state = eraftpb::HardState { term, commit: index, ..Default::default() };
     let records = vec![records::hard_state(group, &hard_state), records::reset(group, index, term)];
     let state = state.encode_snapshot();

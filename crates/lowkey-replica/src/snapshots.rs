@@ -30,6 +30,7 @@ pub use self::job::{JobError, SnapshotJob};
 pub use self::received::ReceivedSnapshot;
 use crate::config::Config;
 use crate::log::{LogStore, entry_bytes, records};
+use crate::time::MILLISECOND;
 use crate::wire::{self, SnapshotParts};
 
 /// How long after a failure the next snapshot is tried: 3 s.
@@ -213,6 +214,20 @@ fn cut_index(snapshot_index: u64, config: &Config, node: &RawNode<LogStore>) -> 
         }
         _ => usual,
     }
+}
+
+/// How long a snapshot waits for what is kept of grants that are over: a recorder that is stuck must not have the log grow
+/// for ever.
+const AUDIT_WAIT_NANOS: u64 = 30_000 * MILLISECOND;
+
+/// True if the file of a snapshot may be saved. What led to it is not applied again afterwards, so what is kept of the
+/// grants that ended until then must be on disk before it: `audited` says up to where that is; nothing if nothing is kept.
+/// It waits no longer than half a minute, and not at all where room is short. What is missing then is a declared gap.
+pub fn may_save_snapshot(index: u64, audited: Option<u64>, waited_nanos: u64, room_is_short: bool) -> bool {
+    audited.is_none_or(|audited| audited >= index)
+        || waited_nanos >= AUDIT_WAIT_NANOS
+        || room_is_short
+        || mutants::A_SNAPSHOT_IS_SAVED_BEFORE_ITS_AUDIT.is_active()
 }
 
 /// The state of a snapshot, checked against its hash and its position.

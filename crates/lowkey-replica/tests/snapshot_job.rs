@@ -160,6 +160,7 @@ impl Node {
             wait: waits,
             max_hold: MaxHold::parse(i64::try_from(lock).unwrap_or(0) % 3).expect("a good limit"),
             since_unix_ms: 0,
+            keeps_asked: false,
             request: request.clone(),
         };
         let command = match *action {

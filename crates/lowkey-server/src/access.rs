@@ -163,10 +163,20 @@ impl Guard {
 
     /// What a client asked for, if it may have it.
     pub fn permit<T: Ruled>(&self, shown: &Shown, wanted: T) -> Result<Permitted<T>, ApiError> {
-        if !self.is_open() {
-            self.judge(shown, rule_of(&wanted))?;
+        if T::ALSO_WHILE_OPEN || !self.is_open() {
+            self.judge(shown, rule_of(&wanted), T::ALSO_WHILE_OPEN)?;
         }
         Ok(Permitted::new(wanted, shown.caller().clone()))
+    }
+
+    /// What a client asked another node for, and that one asks this for, if the client may have it.
+    pub(crate) fn permit_forwarded<T: Ruled>(
+        &self,
+        caller: &Caller,
+        wanted: T,
+    ) -> Result<Permitted<T>, ApiError> {
+        self.judge_again(caller, rule_of(&wanted))?;
+        Ok(Permitted::new(wanted, caller.clone()))
     }
 
     /// What this node asks in its own name.
@@ -175,9 +185,9 @@ impl Guard {
     }
 
     /// Judges a client that asks for something now.
-    fn judge(&self, shown: &Shown, rule: Rule<'_>) -> Result<(), ApiError> {
+    fn judge(&self, shown: &Shown, rule: Rule<'_>, also_while_open: bool) -> Result<(), ApiError> {
         let verdict = rule.judge(&self.table(), shown.caller());
-        if !self.is_required() {
+        if !self.is_required() && !also_while_open {
             if let Err(denied) = verdict {
                 self.rehearsal.note(shown, rule, &denied);
             }
@@ -186,7 +196,8 @@ impl Guard {
         if rule == Rule::Anybody || *shown.caller() == Caller::LocalAdmin {
             return Ok(());
         }
-        let refused = match (self.is_behind(), shown.failure(), verdict) {
+        let is_behind = self.is_required() && self.is_behind();
+        let refused = match (is_behind, shown.failure(), verdict) {
             (true, ..) => behind(),
             (false, Some(failure), _) => failure.clone(),
             (false, None, Ok(())) => return Ok(()),
@@ -264,7 +275,8 @@ pub(crate) fn told(denied: &Denied) -> ApiError {
         Denied::Unproven => ApiError::new(
             Reason::Unauthenticated,
             "this cluster wants to know who asks: show a token (LOWKEY_AUTH_FILE, or the header Authorization: Bearer \
-             lk_…) or a certificate that a principal has; one that was shown before may have been taken away",
+             lk_…) or a certificate that a principal has; one that was shown before may have been taken away. On the machine \
+             of a node, `lowkey access … --data-dir DIR` makes you an admin",
         ),
         Denied::NotGranted { principal, verb, place } => ApiError::new(
             Reason::PermissionDenied,

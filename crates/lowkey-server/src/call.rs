@@ -168,11 +168,32 @@ macro_rules! calls {
                     http: { POST "/v1/lock/check" r#"{"lockName":"jobs/nightly","fencingToken":1}"# }
                     session: {}
                 }
+                // Tells what happened to a lock.
+                Explain(v1::ExplainRequest) -> v1::ExplainResponse {
+                    node: { changes: false, place: Name(lock_name), needs: audit }
+                    grpc: { explain }
+                    http: { GET "/v1/explain" "name=LOCK_NAME" }
+                    session: {}
+                }
+                // Lists grants that are over: those of one lock, or all. Other nodes are asked with number 40, for what this one has not.
+                QueryAudit(v1::QueryAuditRequest) -> v1::QueryAuditResponse {
+                    node: { changes: false, place: Prefix(lock_name), needs: audit }
+                    grpc: { query_audit }
+                    http: { GET "/v1/audit" "" }
+                    session: {}
+                }
                 // Tells how this node sees the cluster.
                 GetStatus(v1::GetStatusRequest) -> v1::GetStatusResponse {
                     node: { changes: false, place: Root, needs: somebody }
                     grpc: { get_status }
                     http: { GET "/v1/status" "" }
+                    session: {}
+                }
+                // Tells how every node is. The others are asked with REPORT.
+                GetClusterStatus(v1::GetClusterStatusRequest) -> v1::GetClusterStatusResponse {
+                    node: { changes: false, place: Root, needs: somebody }
+                    grpc: { get_cluster_status }
+                    http: { GET "/v1/cluster/status" "" }
                     session: {}
                 }
                 // Registers a node.
@@ -246,7 +267,7 @@ macro_rules! calls {
             AccessService {
                 // Makes a principal, or gives it more names of certificates.
                 AddPrincipal(v1::AddPrincipalRequest) -> v1::AddPrincipalResponse {
-                    node: { number: 30, changes: true, place: Root, needs: admin, id: request_id }
+                    node: { number: 30, changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { add_principal }
                     http: {
                         POST "/v1/access/principals"
@@ -256,35 +277,35 @@ macro_rules! calls {
                 }
                 // Takes a principal away, or one name of its certificates.
                 RemovePrincipal(v1::RemovePrincipalRequest) -> v1::RemovePrincipalResponse {
-                    node: { number: 31, changes: true, place: Root, needs: admin, id: request_id }
+                    node: { number: 31, changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { remove_principal }
                     http: { POST "/v1/access/principals/remove" r#"{"principal":"billing"}"# }
                     session: {}
                 }
                 // Tells who may do what.
                 ListPrincipals(v1::ListPrincipalsRequest) -> v1::ListPrincipalsResponse {
-                    node: { number: 37, changes: false, place: Root, needs: admin }
+                    node: { number: 37, changes: false, place: Root, needs: access_admin }
                     grpc: { list_principals }
                     http: { GET "/v1/access/principals" "" }
                     session: {}
                 }
                 // Makes a token. The leader is asked with AddToken.
                 NewToken(v1::NewTokenRequest) -> v1::NewTokenResponse {
-                    node: { changes: true, place: Root, needs: admin, id: request_id }
+                    node: { changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { new_token }
                     http: { POST "/v1/access/tokens" r#"{"principal":"billing"}"# }
                     session: {}
                 }
                 // Makes a token worthless.
                 RevokeToken(v1::RevokeTokenRequest) -> v1::RevokeTokenResponse {
-                    node: { number: 33, changes: true, place: Root, needs: admin, id: request_id }
+                    node: { number: 33, changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { revoke_token }
                     http: { DELETE "/v1/access/tokens/{token_id}" "" }
                     session: {}
                 }
                 // Allows a principal more.
                 GrantAccess(v1::GrantAccessRequest) -> v1::GrantAccessResponse {
-                    node: { number: 34, changes: true, place: Root, needs: admin, id: request_id }
+                    node: { number: 34, changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { grant_access }
                     http: {
                         POST "/v1/access/grant"
@@ -294,7 +315,7 @@ macro_rules! calls {
                 }
                 // Allows a principal less.
                 RevokeAccess(v1::RevokeAccessRequest) -> v1::RevokeAccessResponse {
-                    node: { number: 35, changes: true, place: Root, needs: admin, id: request_id }
+                    node: { number: 35, changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { revoke_access }
                     http: {
                         POST "/v1/access/revoke"
@@ -304,14 +325,14 @@ macro_rules! calls {
                 }
                 // Requires access, or tells what would be refused then. The leader is asked with SetRequired.
                 RequireAccess(v1::RequireAccessRequest) -> v1::RequireAccessResponse {
-                    node: { changes: true, place: Root, needs: admin, id: request_id }
+                    node: { changes: true, place: Root, needs: access_admin, id: request_id }
                     grpc: { require_access }
                     http: { POST "/v1/access/require" r#"{"required":true,"dryRun":true}"# }
                     session: {}
                 }
                 // Tells whether a principal may do something, and why.
                 CheckAccess(v1::CheckAccessRequest) -> v1::CheckAccessResponse {
-                    node: { changes: false, place: Root, needs: admin }
+                    node: { changes: false, place: Root, needs: access_admin }
                     grpc: { check_access }
                     http: { GET "/v1/access/check" "principal=PRINCIPAL&verb=VERB&name=NAME" }
                     session: {}
@@ -350,14 +371,14 @@ macro_rules! calls {
                 }
                 // Between nodes: a token is to be kept. The leader learns the hash of its secret only.
                 AddToken(proto::AddTokenRequest) -> proto::AccessChanged {
-                    node: { number: 32, changes: true, place: Root, needs: admin }
+                    node: { number: 32, changes: true, place: Root, needs: access_admin }
                     grpc: {}
                     http: {}
                     session: {}
                 }
                 // Between nodes: access is to be required, or not any more.
                 SetRequired(proto::SetRequiredRequest) -> proto::AccessChanged {
-                    node: { number: 36, changes: true, place: Root, needs: admin }
+                    node: { number: 36, changes: true, place: Root, needs: access_admin }
                     grpc: {}
                     http: {}
                     session: {}
@@ -422,6 +443,8 @@ macro_rules! declare {
             }
 
             impl Ruled for $Request {
+                const ALSO_WHILE_OPEN: bool = also_while_open!($needs);
+
                 fn rule(&self) -> Rule<'_> {
                     needs!($needs, self)
                 }
@@ -453,8 +476,24 @@ macro_rules! needs {
     (read, $call:expr) => {
         granted(Verb::Read, $call.place())
     };
+    (audit, $call:expr) => {
+        granted(Verb::Audit, $call.place())
+    };
     (admin, $call:expr) => {
         granted(Verb::Admin, $call.place())
+    };
+    // To change who may do what, also while access is not required.
+    (access_admin, $call:expr) => {
+        granted(Verb::Admin, $call.place())
+    };
+}
+
+macro_rules! also_while_open {
+    (access_admin) => {
+        true
+    };
+    ($_needs:ident) => {
+        false
     };
 }
 
@@ -498,6 +537,10 @@ macro_rules! answered_by {
 }
 
 calls!(declare);
+
+/// The number of what a node asks every other one, the leader or not, in order to answer `GetClusterStatus`: how
+/// it is. It is in no row: its request is empty, and no replica is asked.
+pub(crate) const REPORT: u32 = 50;
 
 #[cfg(test)]
 mod tests {

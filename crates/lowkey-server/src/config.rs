@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use lowkey_core::NodeName;
 
 use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
 use crate::edge::tls::TlsFiles;
+use crate::forming::ClusterOf;
 use crate::invitation::JoinToken;
 
 /// How a node runs; see the command line for the defaults.
@@ -21,6 +23,8 @@ pub struct Config {
     pub bootstrap: bool,
     /// gRPC addresses of members of the cluster to join if the directory is empty.
     pub join: Vec<String>,
+    /// Found a cluster together with others if the directory is empty and there is none yet. `join` names all of them.
+    pub cluster_of: Option<ClusterOf>,
     /// The invitation to join with if the directory is empty.
     pub join_token: Option<JoinToken>,
     /// The network is trusted: nodes may join without an invitation.
@@ -51,4 +55,21 @@ pub struct Config {
     pub watch_streams_max: usize,
     /// Limits of the two public ports.
     pub limits: ServeLimits,
+    /// How much is kept of grants that are over; nothing is if this is absent.
+    pub audit: Option<AuditLimits>,
+}
+
+/// How much a node keeps of grants that are over.
+#[derive(Clone, Copy, Debug)]
+pub struct AuditLimits {
+    /// For how long.
+    pub keep: Duration,
+    /// How much its files may take.
+    pub bytes_max: u64,
+}
+
+impl Default for AuditLimits {
+    fn default() -> Self {
+        Self { keep: Duration::from_secs(30 * 24 * 3600), bytes_max: 1 << 30 }
+    }
 }

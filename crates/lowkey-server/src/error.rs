@@ -72,6 +72,11 @@ pub enum StartError {
         /// The directory.
         path: PathBuf,
     },
+    /// The directory is of a node that may be part of a cluster that others have founded.
+    MayHaveCluster {
+        /// The directory.
+        path: PathBuf,
+    },
     /// No member of a cluster could be joined.
     Join {
         /// What the last attempt said.
@@ -162,7 +167,14 @@ impl std::fmt::Display for StartError {
             Self::Flag { flag, problem } => write!(f, "{flag}: {problem}"),
             Self::NothingToDo { path } => write!(
                 f,
-                "the data directory {} is empty: use --bootstrap to found a cluster, or --join HOST:PORT to join one",
+                "the data directory {} is empty: use --bootstrap to found a cluster, --cluster-of N --join … to found one \
+                 with others, or --join HOST:PORT to join one",
+                path.display()
+            ),
+            Self::MayHaveCluster { path } => write!(
+                f,
+                "the node in {} has agreed to found a cluster with others, or knows of one: start it with --cluster-of as \
+                 before; to found another cluster, empty that directory first",
                 path.display()
             ),
             Self::Join { problem } | Self::NotRecovered { problem } => f.write_str(problem),

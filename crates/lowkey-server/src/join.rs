@@ -151,6 +151,11 @@ impl Problem {
         let problem = format!("{by}{}", error.message);
         match error.reason {
             _ if says_removed(error) => Self::Removed(problem),
+            // Nodes have no tokens.
+            Reason::Unauthenticated => Self::Final(format!(
+                "{by}access is required in this cluster, and nodes come with an invitation only: make one with `lowkey \
+                 member invite`, and give it to the node with --join-token-file"
+            )),
             reason if is_final(reason) => Self::Final(problem),
             _ => Self::Passing(problem),
         }
@@ -266,8 +271,14 @@ async fn has_cluster(dialer: &Dialer, address: &str) -> Answer {
     // A node that serves clients belongs to a cluster: it opens its ports to clients only then.
     match timeout(CALL_TIMEOUT, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(_)) => Answer::HasCluster,
+        // Only a cluster wants to know who asks.
+        Ok(Err(status)) if wants_a_proof(&status) => Answer::HasCluster,
         Ok(Err(_)) | Err(_) => Answer::Silence,
     }
+}
+
+fn wants_a_proof(status: &tonic::Status) -> bool {
+    ApiError::from_status(status).is_some_and(|error| error.reason == Reason::Unauthenticated)
 }
 
 fn client(dialer: &Dialer, address: &str) -> Result<LockServiceClient<Channel>, String> {

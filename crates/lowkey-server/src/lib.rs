@@ -4,17 +4,20 @@
 //! that group on this node: an inbox, and a driver that takes the replica's turns and answers.
 //!
 //! The rest: `host` is what all groups share, above all the log. `peers` carries messages and forwarded
-//! requests between nodes. `watch` tells watchers what happened. `storage` is the data directory. `recover`
+//! requests between nodes. `watch` tells watchers what happened, and `audit` those who ask later. `storage` is the data
+//! directory. `forming` founds a cluster with others. `recover`
 //! makes a new cluster of one node. `metrics` counts. [`start`] puts them together.
 //!
 //! Deliberately absent: any decision about leases and locks. The replica alone decides what is granted.
 
 mod access;
+mod audit;
 mod call;
 mod config;
 mod dial;
 pub mod edge;
 mod error;
+mod forming;
 mod host;
 mod invitation;
 mod join;
@@ -29,8 +32,9 @@ mod service;
 mod storage;
 mod watch;
 
-pub use config::Config;
+pub use config::{AuditLimits, Config};
 pub use error::StartError;
+pub use forming::{ClusterOf, FormSecret};
 pub use invitation::JoinToken;
 pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 pub use node::{About, Ended, RunningNode, start};

@@ -3,12 +3,17 @@
 //! Some are counted where they happen: requests by the service, turns of the log by the replica thread. The
 //! rest is looked up when metrics are requested ([`Observed`]), and costs nothing until then. No label has
 //! values that grow with the data: there is one for each kind of request, of answer, and of member.
+//!
+//! `tally.rs`: the few numbers that nodes tell each other, for a look at the whole cluster.
+
+mod tally;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lowkey_api::ApiError;
+use lowkey_api::v1::NodeReport;
 use lowkey_replica::{DiskRoom, Role, Status};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -22,6 +27,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use self::tally::Tally;
+use crate::audit::Audit;
 use crate::edge::budget::Budget;
 use crate::edge::tls::Tls;
 use crate::lane::Lanes;
@@ -36,6 +43,8 @@ pub(crate) struct Metrics {
     request_duration: Family<RpcLabel, Histogram, fn() -> Histogram>,
     /// Requests that this node forwarded to the leader.
     pub(crate) passed_on: Counter,
+    replica: ReplicaMetrics,
+    tally: Tally,
 }
 
 /// What is counted where turns are taken.
@@ -46,11 +55,14 @@ pub(crate) struct ReplicaMetrics {
     pub(crate) log_batch_records: Histogram,
     pub(crate) snapshots_saved: Counter,
     pub(crate) snapshots_failed: Counter,
+    pub(crate) late_renewals: Counter,
     elections_won: Counter,
     leader_changes: Counter,
     stalls: Counter,
     stalled_seconds: Counter<f64, std::sync::atomic::AtomicU64>,
     disk_room: Gauge,
+    /// What is free where the data is, and how much there is at all; 0 while that is not known.
+    disk_bytes: [Gauge; 2],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -77,11 +89,13 @@ impl ReplicaMetrics {
             log_batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 13)),
             snapshots_saved: Counter::default(),
             snapshots_failed: Counter::default(),
+            late_renewals: Counter::default(),
             elections_won: Counter::default(),
             leader_changes: Counter::default(),
             stalls: Counter::default(),
             stalled_seconds: Counter::default(),
             disk_room: Gauge::default(),
+            disk_bytes: Default::default(),
         };
         metrics.disk_room(DiskRoom::Ample);
         metrics
@@ -110,6 +124,13 @@ impl ReplicaMetrics {
         });
     }
 
+    /// What is free on the file system of the data, and how large it is.
+    pub(crate) fn disk_bytes(&self, free: u64, size: u64) {
+        for (gauge, bytes) in self.disk_bytes.iter().zip([free, size]) {
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "applied_entries",
@@ -132,6 +153,11 @@ impl ReplicaMetrics {
             "snapshots_failed",
             "Snapshots that could not be written",
             self.snapshots_failed.clone(),
+        );
+        registry.register(
+            "late_renewals",
+            "Renewals that came more than two thirds of the TTL after the one before, at the leader",
+            self.late_renewals.clone(),
         );
         registry.register(
             "elections_won",
@@ -183,7 +209,23 @@ impl Metrics {
         registry.register("build", "The version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         replica.register(&mut registry);
         registry.register_collector(Box::new(observed));
-        Self { registry, requests, request_duration, passed_on }
+        let (replica, tally) = (replica.clone(), Tally::new());
+        Self { registry, requests, request_duration, passed_on, replica, tally }
+    }
+
+    /// Adds to a report what this node has counted and measured.
+    pub(crate) fn report(&self, leases_expired: u64, report: &mut NodeReport) {
+        let [disk_free_bytes, disk_size_bytes] =
+            self.replica.disk_bytes.each_ref().map(|gauge| u64::try_from(gauge.get()).unwrap_or(0));
+        let disk_room = match self.replica.disk_room.get() {
+            0 => lowkey_api::v1::DiskRoom::Exhausted,
+            1 => lowkey_api::v1::DiskRoom::Reserve,
+            _ => lowkey_api::v1::DiskRoom::Ample,
+        };
+        report.disk_room = disk_room.into();
+        (report.disk_free_bytes, report.disk_size_bytes) = (disk_free_bytes, disk_size_bytes);
+        report.memory_bytes = resident_bytes().unwrap_or(0);
+        report.counters = Some(self.tally.counters(leases_expired));
     }
 
     /// Begins to time a request.
@@ -238,6 +280,7 @@ impl Timed<'_> {
         }
         self.count -= count;
         let rpc = self.rpc;
+        self.metrics.tally.count(rpc, result == "OK", count as u64, self.started.elapsed());
         self.metrics.requests.get_or_create(&RequestLabels { rpc, result }).inc_by(count as u64);
         let duration = self.metrics.request_duration.get_or_create(&RpcLabel { rpc });
         let seconds = self.started.elapsed().as_secs_f64();
@@ -256,6 +299,7 @@ pub(crate) struct Observed {
     pub(crate) lanes: Lanes,
     pub(crate) budget: Arc<Budget>,
     pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) audit: Option<Arc<Audit>>,
 }
 
 impl fmt::Debug for Observed {
@@ -301,6 +345,7 @@ impl Collector for Observed {
             self.budget.used_bytes() as u64,
         )?;
         self.encode_tls(encoder)?;
+        self.encode_audit(encoder)?;
         self.encode_access(encoder)?;
         self.encode_members(encoder, &status)?;
         self.encode_inbox(encoder)?;
@@ -325,6 +370,34 @@ impl Observed {
             "TLS handshakes of clients that failed since the start",
             failed,
         )
+    }
+
+    /// What is kept of grants that are over; nothing if nothing is.
+    fn encode_audit(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(audit) = &self.audit else { return Ok(()) };
+        let standing = audit.standing();
+        counter(encoder, "audit_rows", "Grants that were recorded when they ended", standing.rows)?;
+        counter(
+            encoder,
+            "audit_rows_dropped",
+            "Grants that were not recorded: there was no room in the queue",
+            standing.dropped_rows,
+        )?;
+        counter(
+            encoder,
+            "audit_gaps",
+            "Gaps in the audit that were declared since the start",
+            standing.gaps,
+        )?;
+        counter(encoder, "audit_failures", "How often the audit became unwritable", standing.failures)?;
+        gauge(
+            encoder,
+            "audit_writable",
+            "1 if the audit can be written, 0 if not; locks go on in both cases",
+            i64::from(standing.failure.is_none()),
+        )?;
+        gauge(encoder, "audit_recorded_index", "The last entry that the audit covers", standing.recorded)?;
+        gauge(encoder, "audit_bytes", "What the audit's files take", standing.bytes)
     }
 
     /// Who is let in.

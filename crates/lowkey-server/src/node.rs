@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 use lowkey_api::v1::AddPeerRequest;
 use lowkey_core::{COMMAND_VERSION, ClusterId, GroupId, MemberId, NodeInfo};
+use lowkey_replica::forming::{Belongs, Memory};
 use lowkey_replica::{Found, Replica, Status, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::dial::Dialer;
 use crate::edge::budget::Budget;
@@ -26,6 +28,7 @@ use crate::edge::serve::{ServeLimits, serve, serve_peers};
 use crate::edge::tls::Tls;
 use crate::edge::{self, Node as _};
 use crate::error::StartError;
+use crate::forming::{self, Voice};
 use crate::host::Host;
 use crate::host::clock::Clock;
 use crate::join::{self, Problem};
@@ -126,6 +129,11 @@ pub async fn start(config: Config) -> Result<RunningNode, StartError> {
             "an invitation is for a node that joins, and --bootstrap founds: leave one of them away".into();
         return Err(StartError::Flag { flag: "--join-token-file", problem });
     }
+    if config.cluster_of.is_some() && (config.bootstrap || config.join.is_empty()) {
+        let problem =
+            "with it, --join names all nodes that found the cluster, and --bootstrap is left away".into();
+        return Err(StartError::Flag { flag: "--cluster-of", problem });
+    }
     for address in &config.join {
         parse_address("join", address)
             .map_err(|invalid| StartError::Flag { flag: "--join", problem: invalid.problem })?;
@@ -146,10 +154,12 @@ async fn start_in(
     ports: Ports,
     mut directory: DataDirectory,
 ) -> Result<RunningNode, StartError> {
+    let mut ports = ports;
     let mut key = NodeKey::open(&directory.path)?;
     let info = describe(&config, &ports, &directory, &key)?;
     let dialer = Dialer::new(tls.clone());
-    let how = settle_membership(&config, &dialer, &mut directory, &mut key, &info).await?;
+    let world = World { config: &config, dialer: &dialer, tls: &tls, ports: &mut ports };
+    let how = settle_membership(world, &mut directory, &mut key, &info).await?;
     let Some((cluster, member)) = directory.node.membership else {
         return Err(StartError::NothingToDo { path: directory.path });
     };
@@ -209,22 +219,56 @@ fn reachable(listening: SocketAddr) -> String {
     address
 }
 
+/// What a node without a cluster has to find one with.
+struct World<'a> {
+    config: &'a Config,
+    dialer: &'a Dialer,
+    tls: &'a Option<Arc<Tls>>,
+    ports: &'a mut Ports,
+}
+
 /// Founds or joins a cluster if the directory does not belong to one yet.
 async fn settle_membership(
-    config: &Config,
-    dialer: &Dialer,
+    world: World<'_>,
     directory: &mut DataDirectory,
     key: &mut NodeKey,
     info: &NodeInfo,
 ) -> Result<&'static str, StartError> {
+    let World { config, dialer, tls, ports } = world;
     if directory.node.membership.is_some() {
         return Ok("came back");
+    }
+    if let Belongs::Founded(plan) = directory.node.forming.belongs.clone() {
+        // It was decided, and the node ended before all of it was on disk.
+        forming::found(directory, &plan)?;
+        return Ok("founded a new cluster with the others");
+    }
+    if config.bootstrap && directory.node.forming != Memory::default() {
+        return Err(StartError::MayHaveCluster { path: directory.path.clone() });
     }
     if !config.bootstrap && config.join.is_empty() && config.join_token.is_none() {
         return Err(StartError::NothingToDo { path: directory.path.clone() });
     }
     directory.keep_identity()?;
     key.keep()?;
+    if let Some(form) = &config.cluster_of {
+        let listeners = [&mut ports.grpc, &mut ports.http];
+        let join = async |directory: &mut DataDirectory| {
+            let joined = match &config.join_token {
+                Some(token) => join::join_invited(token, info, &Arc::new(PeerTls::new(key)?)).await?,
+                None => join::join(dialer, &config.join, info).await?,
+            };
+            directory.join(joined)
+        };
+        return forming::form(
+            form,
+            (&config.join, dialer),
+            (listeners, tls.clone()),
+            (directory, info),
+            join,
+        )
+        .await;
+    }
     if let Some(token) = &config.join_token {
         let tls = Arc::new(PeerTls::new(key)?);
         directory.join(join::join_invited(token, info, &tls).await?)?;
@@ -277,6 +321,7 @@ fn run(
     let Opened { wal, found } = directory.open_log()?;
     let clock = Clock::new();
     let (root, replica, feed) = root_lane(&config, &directory, (cluster, member), found, &stopping)?;
+    let applied = replica.state().revision();
     check_own_key(&root.view.status(), &hello, &directory)?;
     // A node of the version before has none yet.
     key.keep()?;
@@ -287,11 +332,19 @@ fn run(
     let replica_metrics = ReplicaMetrics::new();
     // Memory that is kept for clients is counted together, on every port.
     let budget = Arc::new(Budget::new(config.limits.memory));
-    let observed = Observed { lanes: lanes.clone(), budget: Arc::clone(&budget), tls: tls.clone() };
+    let audit = Audit::start(config.audit, &directory.path, cluster, applied).map_err(no_thread)?;
+    let observed = Observed {
+        lanes: lanes.clone(),
+        budget: Arc::clone(&budget),
+        tls: tls.clone(),
+        audit: audit.clone(),
+    };
     let metrics = Metrics::new(&replica_metrics, observed);
     let host = Host::start(clock, wal, links, replica_metrics, directory.path.clone()).map_err(no_thread)?;
-    let snapshot_jobs = snapshot_maker::start(Arc::clone(&root)).map_err(no_thread)?;
-    let ended = turns::start(Driver { host: Arc::clone(&host), lane: root, replica, snapshot_jobs, feed })?;
+    let snapshot_jobs = snapshot_maker::start(Arc::clone(&root), audit.clone()).map_err(no_thread)?;
+    let driver =
+        Driver { host: Arc::clone(&host), lane: root, replica, snapshot_jobs, feed, audit: audit.clone() };
+    let ended = turns::start(driver)?;
     let service = Arc::new(Service {
         node_name: info.name.to_string(),
         cluster_header: HeaderValue::try_from(cluster.to_string())
@@ -301,13 +354,16 @@ fn run(
         forwarders,
         metrics,
         clock,
+        audit,
         stopping,
         parting: watch::Sender::new(false),
         renewed_together: AtomicUsize::new(0),
         trusts_network: config.insecure || listens_on_loopback(&config),
     });
     let join = config.join.clone();
-    let open = open_ports(config, ports, &info, &service, (budget, tls.clone()))?;
+    let memory = &directory.node.forming;
+    let voice = config.cluster_of.as_ref().map(|form| Voice::of_member(form, info.clone(), cluster, memory));
+    let open = open_ports(config, ports, &info, &service, (budget, tls.clone(), voice))?;
     tokio::spawn(announce(Arc::clone(&service), info, join, Dialer::new(tls.clone())));
     Ok(RunningNode { service, host, open, ended, about, tls, _directory: directory })
 }
@@ -370,7 +426,7 @@ fn open_ports(
     ports: Ports,
     info: &NodeInfo,
     service: &Arc<Service>,
-    (budget, tls): (Arc<Budget>, Option<Arc<Tls>>),
+    (budget, tls, voice): (Arc<Budget>, Option<Arc<Tls>>, Option<Voice>),
 ) -> Result<OpenPorts, StartError> {
     let stop_clients = watch::Sender::new(false);
     // Between nodes, one connection carries everything.
@@ -389,7 +445,8 @@ fn open_ports(
         service.parting.subscribe(),
     ));
     let grpc_port = edge::grpc::port(Arc::clone(service), info.http_address.as_str())
-        .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?;
+        .map_err(|error| StartError::Replica(format!("gRPC reflection cannot be set up: {error}")))?
+        .with(voice);
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
     let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
     let http_router = edge::http::router(Arc::clone(service), info.grpc_address.as_str(), gate);
@@ -540,7 +597,7 @@ impl RunningNode {
         self.service.parting.send_replace(true);
         let _ = self.open.peers.await;
         self.service.lanes.report_all(|| Event::Stop);
-        match timeout(CLOSE_WAIT, close(self.ended, self.host)).await {
+        match timeout(CLOSE_WAIT, close(self.ended, self.host, self.service.audit.clone())).await {
             // Everything is synced. Only the mark that says so does not fit.
             Ok(Err(StartError::Log(WalError::Full))) => {
                 tracing::warn!(
@@ -563,10 +620,14 @@ impl RunningNode {
 }
 
 /// Waits for the last turn, then closes the log in good order.
-async fn close(ended: turns::Ended, host: Arc<Host>) -> Result<(), StartError> {
+async fn close(ended: turns::Ended, host: Arc<Host>, audit: Option<Arc<Audit>>) -> Result<(), StartError> {
     let gone = || StartError::Replica("the replica is gone".into());
     ended.await.map_err(|_| gone())??;
     tokio::task::spawn_blocking(move || host.log.close()).await.map_err(|_| gone())??;
+    if let Some(audit) = audit {
+        // What it cannot write in time is written again at the next start.
+        let _ = tokio::task::spawn_blocking(move || audit.end()).await;
+    }
     Ok(())
 }
 

@@ -5,10 +5,12 @@
 //! its reason. An operation that a follower forwards runs through the same code on the leader.
 //!
 //! - `leases.rs`, `locks.rs`, `reads.rs`, `cluster.rs`, `access.rs`: the operations
+//! - `audit.rs`: questions about grants that are over
 //! - `elections.rs`: calls that become operations on the election's lock
 //! - `failure.rs`: the answers when there is no good one
 
 mod access;
+mod audit;
 mod cluster;
 mod elections;
 mod failure;
@@ -27,6 +29,7 @@ use crate::access::Permitted;
 use crate::call::{Call, Numbered};
 use crate::service::Service;
 
+pub(crate) use audit::{audit_query, audited};
 pub(crate) use cluster::{parse_address, parse_hex};
 pub(crate) use elections::in_words_of_elections;
 pub(crate) use failure::{diverged, failure, outcome_unknown, place_kept};

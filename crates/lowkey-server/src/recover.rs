@@ -22,10 +22,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lowkey_core::{COMMAND_VERSION, ClusterId, MemberId, NewBeginning, NodeIdentity, NodeInfo};
+use lowkey_audit::{Position, Row, append_recovered};
+use lowkey_core::{
+    COMMAND_VERSION, Cause, ClusterId, EndedGrant, MemberId, NewBeginning, NodeIdentity, NodeInfo, State,
+};
 use lowkey_replica::Survivor;
+use lowkey_replica::forming::Memory;
 use lowkey_wal::{Disk, RealDisk};
 
+use crate::audit;
 use crate::error::StartError;
 use crate::node::unix_ms;
 use crate::random_bytes;
@@ -174,6 +179,8 @@ impl LostCluster {
             spread: u32::from_le_bytes(random_bytes()?),
             quarantine,
         };
+        let (old, old_state) = (survivor.state().cluster(), survivor.state().clone());
+        let term = survivor.term();
         let founding = survivor.begin_anew(beginning).map_err(|_| StartError::NotRecovered {
             problem: "fencing tokens cannot be raised as far as the clock of this machine asks for: set the clock right, \
                       and try again"
@@ -187,11 +194,56 @@ impl LostCluster {
             _ => {}
         }
         let also_locked = lock.try_clone().map_err(io_error("cannot lock", &path))?;
-        let fresh = NodeFile { name: node.name, identity, membership: None, known: Vec::new() };
+        let fresh = NodeFile {
+            name: node.name,
+            identity,
+            membership: None,
+            known: Vec::new(),
+            forming: Memory::default(),
+        };
         DataDirectory::fresh(&building, fresh, also_locked)?.found(cluster, &founding)?;
         rename(&building, &path.join(READY))?;
         sync(&path)?;
+        keep_what_was_held(&path, (old, &old_state, term), (cluster, founding.snapshot.index));
         Unfinished { path, lock: Some(lock) }.finish()
+    }
+}
+
+/// Writes into the audit what was held, which is carried over to nobody. The recovery does not depend on it.
+fn keep_what_was_held(path: &Path, old: (ClusterId, &State, u64), new: (ClusterId, u64)) {
+    let (cluster, state, term) = old;
+    let cluster = cluster.to_string();
+    // Behind everything that the log has: no entry is ever there.
+    let revision = state.revision() + 1;
+    let held = state.grants().filter_map(|(lock, grant)| {
+        let lease = state.lease(grant.lease)?;
+        Some(EndedGrant {
+            lock: lock.clone(),
+            token: grant.token,
+            owner: lease.owner.clone(),
+            lease: grant.lease,
+            mode: grant.mode,
+            scope: grant.scope,
+            ttl: lease.ttl,
+            asked_unix_ms: grant.asked_unix_ms,
+            granted_unix_ms: grant.since_unix_ms,
+            granted_revision: grant.revision,
+            ended_unix_ms: unix_ms(),
+            cause: Cause::Revoked,
+            actor: None,
+            silence: None,
+        })
+    });
+    let row = |(ordinal, ended)| Row {
+        cause: lowkey_audit::Cause::ClusterRecovered,
+        is_perhaps_uncommitted: true,
+        ..Row::new(&cluster, ended, Position { revision, ordinal }, term)
+    };
+    let rows: Vec<Row> = (0..).zip(held).map(row).collect();
+    let directory = path.join(audit::DIRECTORY);
+    let old = (cluster.as_str(), state.revision(), rows.as_slice());
+    if let Err(error) = append_recovered(&directory, old, (&new.0.to_string(), new.1), unix_ms()) {
+        tracing::warn!(%error, "what was held could not be written into the audit; the recovery goes on without it");
     }
 }
 
@@ -307,6 +359,7 @@ mod tests {
             identity: NodeIdentity([cluster; 16]),
             membership: Some((ClusterId([cluster; 16]), MemberId(1))),
             known: Vec::new(),
+            forming: Memory::default(),
         };
         let lock = File::create(path.join("lock")).unwrap();
         DataDirectory::fresh(path, node, lock).unwrap().keep_identity().unwrap();

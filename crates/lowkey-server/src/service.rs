@@ -12,10 +12,14 @@
 //! which keeps its place in the queue (R10). A caller that goes away is dropped where it waits, and every
 //! component that keeps something for it is told.
 //!
+//! - `auditing.rs`: grants that are over, asked of this node and of others
+//! - `gathering.rs`: how all nodes are
 //! - `renewing.rs`: renewals that arrived together
 //! - `status.rs`: what this node knows without asking another node
 //! - `watching.rs`: watches and observers
 
+mod auditing;
+mod gathering;
 mod renewing;
 mod status;
 mod watching;
@@ -33,7 +37,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::access::Permitted;
-use crate::call::calls;
+use crate::audit::Audit;
+use crate::call::{REPORT, calls};
 use crate::edge::stopped;
 use crate::host::clock::Clock;
 use crate::lane::inbox::{Event, Inbox};
@@ -43,6 +48,8 @@ use crate::operation::{Operation, diverged, failure, outcome_unknown, place_kept
 use crate::peers::proto::forward_reply::Outcome;
 use crate::peers::{Forward, ForwardError, Forwarded, Forwarders, Hello, proto};
 
+use self::auditing::READ_AUDIT;
+pub(crate) use auditing::gap as audit_gap;
 pub(crate) use status::members;
 
 /// How long a request waits for a leader before it is refused. Nothing was done for it then.
@@ -66,6 +73,8 @@ pub struct Service {
     pub(crate) forwarders: Forwarders,
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
+    /// What is kept of grants that are over; nothing if nothing is to be.
+    pub(crate) audit: Option<Arc<Audit>>,
     /// True once the node was told to stop. The streams of clients end then.
     pub(crate) stopping: watch::Sender<bool>,
     /// True once nothing is under way for clients any more. The streams of peers end then.
@@ -104,6 +113,9 @@ impl Service {
         let timed = self.metrics.begin(rpc);
         async move {
             let outcome = self.answer_client(&mut operation, &caller).await;
+            if let (Some(audit), Err(error)) = (&self.audit, &outcome) {
+                audit.refused(rpc, error);
+            }
             timed.end(&outcome);
             operation.complete(self, outcome)
         }
@@ -235,6 +247,9 @@ impl Service {
     ) -> Outcome {
         // A node without a replica of this group cannot be its leader.
         let Some(lane) = self.lanes.get(group) else { return Outcome::NotLeader(true) };
+        if operation == READ_AUDIT {
+            return self.answer_audit(lane, request, caller).await;
+        }
         macro_rules! answered {
             ($($_service:ident { $(
                 $_name:ident($Request:ty) -> $_response:ty {
@@ -243,6 +258,8 @@ impl Service {
                 }
             )* })*) => {
                 match operation {
+                    // Of this node itself, in any state. The node that asks has judged who asked it.
+                    REPORT => Outcome::Response(self.report().encode_to_vec()),
                     $($($( $number => self.answer::<$Request>(lane, request, caller).await, )?)*)*
                     _ => refusal(ApiError::new(
                         Reason::Internal,

@@ -23,11 +23,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lowkey_core::{ClusterId, GroupId, MemberId, NodeIdentity, NodeName};
+use lowkey_replica::forming::Memory;
 use lowkey_replica::{Found, Founding, SnapshotFile};
 use lowkey_wal::{Disk, Options, RealDisk, Record, Recovered, SealedError, Wal, sealed, snapshots};
 use prost::Message as _;
 
 use crate::error::StartError;
+use crate::forming::proto as forming_proto;
 use crate::join::Joined;
 use crate::peers::known::KnownMember;
 use crate::peers::proto::PeerMember;
@@ -46,6 +48,8 @@ pub(crate) struct NodeFile {
     pub(crate) membership: Option<(ClusterId, MemberId)>,
     /// The members when this node joined: whom it can believe until it has the register itself.
     pub(crate) known: Vec<KnownMember>,
+    /// What it promised and founded with others, and what it heard of clusters, see [`lowkey_replica::forming`].
+    pub(crate) forming: Memory,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -60,6 +64,8 @@ struct NodeFileProto {
     member: u64,
     #[prost(message, repeated, tag = "20")]
     known: Vec<PeerMember>,
+    #[prost(message, optional, tag = "30")]
+    forming: Option<forming_proto::Memory>,
 }
 
 /// A data directory that this process alone uses.
@@ -183,12 +189,18 @@ impl DataDirectory {
                     .expect("a short name of hexadecimal digits is a name")
             }
         };
-        Ok(NodeFile { name, identity, membership: None, known: Vec::new() })
+        Ok(NodeFile { name, identity, membership: None, known: Vec::new(), forming: Memory::default() })
     }
 
     /// Puts the node's identity on disk. It must be there before any other node hears of it.
     pub(crate) fn keep_identity(&self) -> Result<(), StartError> {
         Ok(sealed::write(&*self.disk, NODE_FILE, NODE_FILE_KIND, &self.node.encode())?)
+    }
+
+    /// Puts on disk what the node promises, founds or has heard, before any other node hears of it.
+    pub(crate) fn keep_forming(&mut self, memory: &Memory) -> Result<(), StartError> {
+        self.node.forming = memory.clone();
+        self.keep_identity()
     }
 
     /// Puts a new cluster's first log and snapshot on disk, then records that in the `node` file.
@@ -324,6 +336,7 @@ impl NodeFile {
             cluster: cluster.map(|cluster| cluster.0.to_vec()).unwrap_or_default(),
             member: member.map_or(0, |member| member.0),
             known: self.known.iter().cloned().map(Into::into).collect(),
+            forming: (self.forming != Memory::default()).then(|| (&self.forming).into()),
         }
         .encode_to_vec()
     }
@@ -345,6 +358,7 @@ impl NodeFile {
                 .into_iter()
                 .map(|known| known.try_into().map_err(|_| malformed()))
                 .collect::<Result<_, _>>()?,
+            forming: proto.forming.unwrap_or_default().try_into().map_err(|_| malformed())?,
         })
     }
 }

@@ -5,6 +5,7 @@
 
 mod acknowledged;
 mod agreement;
+pub(crate) mod audit;
 mod chronicle;
 mod elections;
 mod expiry;
@@ -24,6 +25,7 @@ mod watches;
 
 pub(crate) use acknowledged::Acknowledged;
 pub(crate) use agreement::{Agreement, Committed};
+pub(crate) use audit::AuditBook;
 pub use chronicle::{Chronicle, HoldSeen, LockAt, WaitSeen};
 pub(crate) use elections::{Elections, one_leader};
 pub(crate) use expiry::Expiry;

@@ -4,14 +4,16 @@
 //! `world` is the loop of events; `node` drives the replicas of one machine, one a group, as the server does; `client` behaves as an
 //! SDK must and `watcher` as a watch does; `plan` draws what a seed's world is like and `faults` breaks it; `invariants` says what
 //! must always be true, one file each; `scenarios` are schedules played on purpose, and `words` tell it
-//! all as a story.
+//! all as a story. `audit` is what a machine keeps of grants that are over.
 //!
 //! Deliberately absent from a world: the wall clock, threads, and any chance but its own generator.
 
+mod audit;
 mod claim;
 mod client;
 mod clock;
 mod faults;
+mod forming;
 mod invariants;
 #[cfg(feature = "mutants")]
 pub mod mutants;

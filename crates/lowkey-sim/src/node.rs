@@ -20,6 +20,7 @@ use lowkey_replica::{
 };
 use lowkey_wal::{Disk, Options, Record, RecordKind, Recovered, SimDisk, Wal, WalError, snapshots};
 
+use crate::audit::{AuditQueue, SimAudit};
 use crate::clock::SimClock;
 use crate::plan::{SECOND, WorldPlan};
 
@@ -50,6 +51,8 @@ pub(crate) struct SimNode {
     pub(crate) drifted: bool,
     /// It learned that it was removed, and ended.
     pub(crate) removed: bool,
+    /// What it keeps of grants that are over, of each group.
+    pub(crate) audits: Vec<SimAudit>,
     /// Which process has learned of it.
     pub(crate) told_removed: Option<u64>,
     /// A wake-up is under way for this true time.
@@ -102,6 +105,8 @@ pub(crate) struct Lane {
     pub(crate) history: History,
     /// It remembers only what happened after this revision.
     pub(crate) knows_after: u64,
+    /// What is not written into the audit yet.
+    pub(crate) audit: AuditQueue,
     /// Term, role, and whether it may touch leases, as last looked at.
     pub(crate) seen_divergence: Option<Divergence>,
     pub(crate) seen_standing: (u64, Role, bool),
@@ -187,6 +192,7 @@ impl SimNode {
             refused: false,
             drifted: false,
             removed: false,
+            audits: plan.groups().map(|_| SimAudit::default()).collect(),
             told_removed: None,
             wakes_at: None,
         }
@@ -242,6 +248,7 @@ impl SimNode {
             history: History::with_events_max(replica.state().revision(), plan.history_events),
             knows_after: replica.state().revision(),
             replica,
+            audit: AuditQueue::default(),
             saving: Saving::Nothing,
             next_tick: now,
             inbox: VecDeque::new(),
@@ -279,6 +286,9 @@ impl SimNode {
         self.process = None;
         self.doom = None;
         self.disk = if power_is_lost { self.disk.crash() } else { self.disk.kill() };
+        if power_is_lost {
+            self.audits.iter_mut().for_each(SimAudit::lose_power);
+        }
         self.wakes_at = None;
     }
 
@@ -340,7 +350,13 @@ impl Lane {
     }
 
     /// Begins a turn. What it has to save waits for the disk then; a snapshot is there already.
-    pub(crate) fn begin_turn(&mut self, group: usize, disk: &SimDisk, now: Nanos) -> Result<Output, String> {
+    pub(crate) fn begin_turn(
+        &mut self,
+        group: usize,
+        disk: &SimDisk,
+        audit: &mut SimAudit,
+        now: Nanos,
+    ) -> Result<Output, String> {
         let turn = self.replica.begin_turn(now).map_err(|error| error.to_string())?;
         if turn.persist.is_empty() {
             return Ok(turn.output);
@@ -348,6 +364,7 @@ impl Lane {
         if let Some(file) = &turn.persist.snapshot {
             snapshots::save(&*disk.as_disk(), group_id(group), file.index, &file.payload)
                 .map_err(|error| error.to_string())?;
+            audit.installed(file.index);
         }
         turn.persist.records.iter().for_each(|record| self.follow(record));
         self.saving = Saving::Waits(turn.persist.records);
@@ -363,6 +380,13 @@ impl Lane {
         if let Some(index) = output.history_lost {
             self.history.reset(index);
             self.knows_after = index;
+        }
+        if let Some(index) = output.history_lost {
+            self.audit.reset(index);
+        }
+        let ended = std::mem::take(&mut output.ended);
+        if let (Some((first, _)), Some((last, _))) = (output.changes.first(), output.changes.last()) {
+            self.audit.applied(first - 1, *last, ended);
         }
         for (revision, changes) in std::mem::take(&mut output.changes) {
             self.pass_over(revision - 1);

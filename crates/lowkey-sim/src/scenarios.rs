@@ -10,6 +10,7 @@ mod cut_leader;
 mod drift;
 mod election;
 mod failovers;
+mod forming;
 mod invitation;
 mod late_replies;
 mod limited;
@@ -116,6 +117,9 @@ pub const ALL: &[Scenario] = &[
     story("access_must_stay_so", access::must_stay_so),
     story("an_invitation_is_shown_again", invitation::shown_again),
     story("an_invitation_is_shown_too_late", invitation::too_late),
+    story("machines_form_a_cluster_in_every_order", forming::in_every_order),
+    story("machines_form_a_cluster_while_some_are_wiped", forming::while_machines_are_wiped),
+    story("machines_form_a_cluster_and_are_wiped_in_turn", forming::and_all_are_wiped_in_turn),
     in_line("a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease", one_batch::both_expire),
     in_line("a_grant_and_the_expiry_of_its_waiter_in_one_batch", one_batch::granted_and_expired),
     in_line("a_cancelled_wait_after_its_grant", cancelled::after_the_grant),

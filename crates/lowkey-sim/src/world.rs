@@ -21,7 +21,7 @@ use crate::client::SimClient;
 use crate::clock::SimClock;
 use crate::faults::Fault;
 use crate::invariants::{Check, Liveness, Violation, Write, as_registered};
-use crate::node::{SimNode, node_info, write_snapshot};
+use crate::node::{SimNode, node_info};
 use crate::plan::{Faults, MILLISECOND, SECOND, WorldPlan};
 use crate::random::Random;
 use crate::scenarios::Stage;
@@ -348,9 +348,7 @@ impl World {
             }
             WorldEvent::SnapshotWritten { node, incarnation, group, job } => {
                 if self.nodes[node].incarnation == incarnation && self.nodes[node].process.is_some() {
-                    let written = write_snapshot(&self.nodes[node].disk, group, job);
-                    let input = written.map_err(|what| self.ended(node, what))?;
-                    self.input(node, group, input);
+                    self.snapshot_written(node, group, job)?;
                 }
             }
             WorldEvent::Message { from, to, bytes, snapshot } => {
@@ -456,6 +454,7 @@ impl World {
             }
             self.run_until(self.now + 25 * MILLISECOND)?;
         }
+        (0..self.nodes.len()).for_each(|node| self.write_audits(node));
         self.plan.groups().try_for_each(|group| self.check_group_at_end(group))
     }
 
@@ -467,13 +466,15 @@ impl World {
     }
 
     fn check_group_at_end(&self, group: usize) -> Check {
-        let Checks { agreement, ledger, expiry, holds, .. } = &self.groups[group];
+        let Checks { agreement, ledger, expiry, holds, audit, tokens, .. } = &self.groups[group];
+        audit.is_whole(agreement.state(), &tokens.all())?;
         as_registered(&self.nodes, group, agreement.state())?;
         let mut leaders = 0;
         for node in &self.nodes {
             if let Some(lane) = node.running(group) {
                 leaders += usize::from(lane.replica.standing().2);
                 agreement.compare_at_end(node.member, lane.replica.state())?;
+                audit.compare(node.member, &node.audits[group], lane.replica.state().revision())?;
             }
         }
         // Scripted clients do nothing by themselves; that they are served is the script's to show.

@@ -66,6 +66,9 @@ scenarios! {
     ten_thousand_leases_expire_in_one_tick
     an_invitation_is_shown_again
     an_invitation_is_shown_too_late
+    machines_form_a_cluster_in_every_order
+    machines_form_a_cluster_while_some_are_wiped
+    machines_form_a_cluster_and_are_wiped_in_turn
     a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease
     a_grant_and_the_expiry_of_its_waiter_in_one_batch
     a_cancelled_wait_after_its_grant
@@ -77,6 +80,9 @@ scenarios! {
     a_place_is_kept_for_five_seconds
     a_waiter_learns_at_once_that_its_lease_is_gone
     a_wait_longer_than_its_time_to_live
+    a_job_that_hangs_loses_its_lock_in_time
+    a_limit_under_two_leaders
+    a_limited_grant_is_given_back_before_its_end
     a_leader_that_removes_itself_and_is_cut_off
     three_become_one_each_leader_in_turn
     a_leader_elected_on_its_way_out

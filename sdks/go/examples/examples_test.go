@@ -105,6 +105,17 @@ func TestExamples(t *testing.T) {
 		second.interrupt()
 	})
 
+	t.Run("controller", func(t *testing.T) {
+		first := start(t, cluster, "controller", "-identity", "first")
+		first.waitFor("reconciling with token ")
+		second := start(t, cluster, "controller", "-identity", "second")
+		second.waitFor("serving metrics")
+		first.interrupt()
+		second.waitFor("second leads with token ")
+		second.waitFor("reconciling with token ")
+		second.interrupt()
+	})
+
 	t.Run("fenced writer", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "counter.db")
 		p := start(t, cluster, "fencedwriter", "-file", file)

@@ -149,7 +149,8 @@ const (
 	EventType_ACQUIRED EventType = 1
 	// A holder gave it back.
 	EventType_RELEASED EventType = 2
-	// A holder's lease ran out.
+	// A holder's time is over: its lease ran out, or, if the event's cause is HELD_TOO_LONG, this grant was held for
+	// as long as it may be.
 	EventType_EXPIRED EventType = 3
 	// A holder's lease was revoked.
 	EventType_REVOKED EventType = 4
@@ -1482,9 +1483,14 @@ type AcquireLockRequest struct {
 	// The time to live of the lease to be made: 1 to 600 seconds; 0 with a lease_id.
 	TtlSeconds int64 `protobuf:"varint,14,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
 	// Makes the call safe to repeat.
-	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// For how long the lock is held at most, however well its lease is renewed: 1 to 604,800 seconds, which is a
+	// week; 0 for no limit. When it is over the grant ends, and the lease lives on. Such a grant is given to one
+	// request: another one of the same lease is refused (ALREADY_HELD). Count it as
+	// first_sent + 0.9 * (waited + max_hold).
+	MaxHoldSeconds int64 `protobuf:"varint,16,opt,name=max_hold_seconds,json=maxHoldSeconds,proto3" json:"max_hold_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *AcquireLockRequest) Reset() {
@@ -1578,6 +1584,13 @@ func (x *AcquireLockRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *AcquireLockRequest) GetMaxHoldSeconds() int64 {
+	if x != nil {
+		return x.MaxHoldSeconds
+	}
+	return 0
 }
 
 type AcquireLockResponse struct {
@@ -2879,7 +2892,9 @@ type WatchEvent struct {
 	// known, and for HEARTBEAT and END.
 	AtUnixMs int64 `protobuf:"varint,13,opt,name=at_unix_ms,json=atUnixMs,proto3" json:"at_unix_ms,omitempty"`
 	// Who ended the grant, for RELEASED and REVOKED, as it names itself; the owner, if nobody else did.
-	Actor         string `protobuf:"bytes,14,opt,name=actor,proto3" json:"actor,omitempty"`
+	Actor string `protobuf:"bytes,14,opt,name=actor,proto3" json:"actor,omitempty"`
+	// What the type does not say: HELD_TOO_LONG for EXPIRED, if the grant's own limit was over and not its lease.
+	Cause         *string `protobuf:"bytes,24,opt,name=cause,proto3,oneof" json:"cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3012,6 +3027,13 @@ func (x *WatchEvent) GetActor() string {
 	return ""
 }
 
+func (x *WatchEvent) GetCause() string {
+	if x != nil && x.Cause != nil {
+		return *x.Cause
+	}
+	return ""
+}
+
 // One grant of a lock.
 type LockHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3030,9 +3052,11 @@ type LockHolder struct {
 	// The wall clock of the node that proposed the grant, in ms since 1970: for display only.
 	SinceUnixMs int64 `protobuf:"varint,7,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
 	// How long the holder's lease lives if it is not renewed again. Only the leader knows; a stale answer has none.
-	RemainingMs   *int64 `protobuf:"varint,10,opt,name=remaining_ms,json=remainingMs,proto3,oneof" json:"remaining_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RemainingMs *int64 `protobuf:"varint,10,opt,name=remaining_ms,json=remainingMs,proto3,oneof" json:"remaining_ms,omitempty"`
+	// For how long it is held at most, counted from the grant; only where there is such a limit.
+	MaxHoldSeconds *int64 `protobuf:"varint,16,opt,name=max_hold_seconds,json=maxHoldSeconds,proto3,oneof" json:"max_hold_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *LockHolder) Reset() {
@@ -3117,6 +3141,13 @@ func (x *LockHolder) GetSinceUnixMs() int64 {
 func (x *LockHolder) GetRemainingMs() int64 {
 	if x != nil && x.RemainingMs != nil {
 		return *x.RemainingMs
+	}
+	return 0
+}
+
+func (x *LockHolder) GetMaxHoldSeconds() int64 {
+	if x != nil && x.MaxHoldSeconds != nil {
+		return *x.MaxHoldSeconds
 	}
 	return 0
 }
@@ -3218,9 +3249,11 @@ type CampaignRequest struct {
 	// The time to live of the lease to be made: 1 to 600 seconds; 0 with a lease_id.
 	TtlSeconds int64 `protobuf:"varint,14,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
 	// Makes the call safe to repeat: asking again with the same id keeps the place.
-	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// For how long it leads at most; see AcquireLockRequest.
+	MaxHoldSeconds int64 `protobuf:"varint,16,opt,name=max_hold_seconds,json=maxHoldSeconds,proto3" json:"max_hold_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CampaignRequest) Reset() {
@@ -3300,6 +3333,13 @@ func (x *CampaignRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *CampaignRequest) GetMaxHoldSeconds() int64 {
+	if x != nil {
+		return x.MaxHoldSeconds
+	}
+	return 0
 }
 
 type CampaignResponse struct {
@@ -3843,7 +3883,9 @@ type ObserveEvent struct {
 	// When it changed; see WatchEvent.
 	AtUnixMs int64 `protobuf:"varint,7,opt,name=at_unix_ms,json=atUnixMs,proto3" json:"at_unix_ms,omitempty"`
 	// Who ended the lead, for RELEASED and REVOKED; see WatchEvent.
-	Actor         string `protobuf:"bytes,8,opt,name=actor,proto3" json:"actor,omitempty"`
+	Actor string `protobuf:"bytes,8,opt,name=actor,proto3" json:"actor,omitempty"`
+	// HELD_TOO_LONG for EXPIRED, if the lead's own limit was over; see WatchEvent.
+	Cause         *string `protobuf:"bytes,24,opt,name=cause,proto3,oneof" json:"cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3930,6 +3972,13 @@ func (x *ObserveEvent) GetAtUnixMs() int64 {
 func (x *ObserveEvent) GetActor() string {
 	if x != nil {
 		return x.Actor
+	}
+	return ""
+}
+
+func (x *ObserveEvent) GetCause() string {
+	if x != nil && x.Cause != nil {
+		return *x.Cause
 	}
 	return ""
 }
@@ -4961,7 +5010,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x0eretry_after_ms\x18\x04 \x01(\x04R\fretryAfterMs\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa3\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x02\n" +
 	"\x12AcquireLockRequest\x12\x1b\n" +
 	"\tlock_name\x18\x01 \x01(\tR\blockName\x12\x19\n" +
 	"\bowner_id\x18\x02 \x01(\tR\aownerId\x12\x19\n" +
@@ -4974,7 +5023,8 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\vttl_seconds\x18\x0e \x01(\x03R\n" +
 	"ttlSeconds\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x0f \x01(\tR\trequestId\"\xba\x01\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\x12(\n" +
+	"\x10max_hold_seconds\x18\x10 \x01(\x03R\x0emaxHoldSeconds\"\xba\x01\n" +
 	"\x13AcquireLockResponse\x12#\n" +
 	"\rfencing_token\x18\x01 \x01(\x04R\ffencingToken\x12*\n" +
 	"\x11lease_ttl_seconds\x18\x02 \x01(\x03R\x0fleaseTtlSeconds\x12\x19\n" +
@@ -5076,7 +5126,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\x04R\x04from\x12\x14\n" +
-	"\x05after\x18\x04 \x01(\tR\x05after\"\xa7\x03\n" +
+	"\x05after\x18\x04 \x01(\tR\x05after\"\xcc\x03\n" +
 	"\n" +
 	"WatchEvent\x12(\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x14.lowkey.v1.EventTypeR\x04type\x12\x12\n" +
@@ -5095,7 +5145,9 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"end_reason\x18\f \x01(\tR\tendReason\x12\x1c\n" +
 	"\n" +
 	"at_unix_ms\x18\r \x01(\x03R\batUnixMs\x12\x14\n" +
-	"\x05actor\x18\x0e \x01(\tR\x05actor\"\xa7\x02\n" +
+	"\x05actor\x18\x0e \x01(\tR\x05actor\x12\x19\n" +
+	"\x05cause\x18\x18 \x01(\tH\x00R\x05cause\x88\x01\x01B\b\n" +
+	"\x06_cause\"\xeb\x02\n" +
 	"\n" +
 	"LockHolder\x12\x19\n" +
 	"\bowner_id\x18\x01 \x01(\tR\aownerId\x12\x19\n" +
@@ -5106,15 +5158,17 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x05value\x18\x06 \x01(\tR\x05value\x12\"\n" +
 	"\rsince_unix_ms\x18\a \x01(\x03R\vsinceUnixMs\x12&\n" +
 	"\fremaining_ms\x18\n" +
-	" \x01(\x03H\x00R\vremainingMs\x88\x01\x01B\x0f\n" +
-	"\r_remaining_ms\"\xab\x01\n" +
+	" \x01(\x03H\x00R\vremainingMs\x88\x01\x01\x12-\n" +
+	"\x10max_hold_seconds\x18\x10 \x01(\x03H\x01R\x0emaxHoldSeconds\x88\x01\x01B\x0f\n" +
+	"\r_remaining_msB\x13\n" +
+	"\x11_max_hold_seconds\"\xab\x01\n" +
 	"\n" +
 	"LockWaiter\x12\x19\n" +
 	"\bowner_id\x18\x01 \x01(\tR\aownerId\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\x04R\aleaseId\x12#\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x0f.lowkey.v1.ModeR\x04mode\x12&\n" +
 	"\x05scope\x18\x04 \x01(\x0e2\x10.lowkey.v1.ScopeR\x05scope\x12\x1a\n" +
-	"\bposition\x18\x05 \x01(\rR\bposition\"\xe3\x01\n" +
+	"\bposition\x18\x05 \x01(\rR\bposition\"\x8d\x02\n" +
 	"\x0fCampaignRequest\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x19\n" +
 	"\bowner_id\x18\x02 \x01(\tR\aownerId\x12\x19\n" +
@@ -5125,7 +5179,8 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\vttl_seconds\x18\x0e \x01(\x03R\n" +
 	"ttlSeconds\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x0f \x01(\tR\trequestIdB\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\x12(\n" +
+	"\x10max_hold_seconds\x18\x10 \x01(\x03R\x0emaxHoldSecondsB\n" +
 	"\n" +
 	"\b_wait_ms\"\xb7\x01\n" +
 	"\x10CampaignResponse\x12#\n" +
@@ -5168,7 +5223,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"candidates\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\",\n" +
 	"\x0eObserveRequest\x12\x1a\n" +
-	"\belection\x18\x01 \x01(\tR\belection\"\x8b\x02\n" +
+	"\belection\x18\x01 \x01(\tR\belection\"\xb0\x02\n" +
 	"\fObserveEvent\x12(\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x14.lowkey.v1.EventTypeR\x04type\x12-\n" +
 	"\x06leader\x18\x02 \x01(\v2\x15.lowkey.v1.LockHolderR\x06leader\x12\x1a\n" +
@@ -5179,7 +5234,9 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"end_reason\x18\x06 \x01(\tR\tendReason\x12\x1c\n" +
 	"\n" +
 	"at_unix_ms\x18\a \x01(\x03R\batUnixMs\x12\x14\n" +
-	"\x05actor\x18\b \x01(\tR\x05actor\"\x12\n" +
+	"\x05actor\x18\b \x01(\tR\x05actor\x12\x19\n" +
+	"\x05cause\x18\x18 \x01(\tH\x00R\x05cause\x88\x01\x01B\b\n" +
+	"\x06_cause\"\x12\n" +
 	"\x10GetStatusRequest\"\xa9\x04\n" +
 	"\x11GetStatusResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
@@ -5525,8 +5582,10 @@ func file_lowkey_v1_lowkey_proto_init() {
 		(*SessionAnswer_Error)(nil),
 	}
 	file_lowkey_v1_lowkey_proto_msgTypes[25].OneofWrappers = []any{}
+	file_lowkey_v1_lowkey_proto_msgTypes[33].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[34].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[36].OneofWrappers = []any{}
+	file_lowkey_v1_lowkey_proto_msgTypes[45].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -15,6 +15,7 @@ from lowkey._belief import (
     Holds,
     LossCause,
     Validity,
+    held_until,
     mix,
     valid_until,
     valid_until_after_wait,
@@ -43,6 +44,7 @@ class Lease:
     def __init__(self) -> None:
         self.now = 0
         self.validity = Validity(1, 0)
+        self.limit_ns: int | None = None
 
     def step(self, step: dict[str, Any]) -> None:
         self.now = max(self.now, int(step.get("at_ns", step.get("answered_ns", 0))))
@@ -54,6 +56,10 @@ class Lease:
             if op == "made_after_wait":
                 until = valid_until_after_wait(sent, step["waited_ms"], ttl)
             self.validity = Validity(ttl, until, clock=lambda: self.now)
+            self.limit_ns = None
+        elif op == "limited":
+            sent, limit = int(step["first_sent_ns"]), step["max_hold_seconds"]
+            self.limit_ns = held_until(sent, step["waited_ms"], limit)
         elif op == "renewed":
             self.validity.renewed(int(step["first_sent_ns"]))
         elif op == "gone":
@@ -61,7 +67,8 @@ class Lease:
         elif op == "closed":
             self.validity.end(LossCause.CLOSED)
         elif op == "held":
-            assert self.validity.is_valid() is step["expect"], step
+            is_in_time = self.limit_ns is None or self.now < self.limit_ns
+            assert (self.validity.is_valid() and is_in_time) is step["expect"], step
         elif op == "valid_until":
             assert self.validity.valid_until_ns == int(step["expect_ns"]), step
         else:

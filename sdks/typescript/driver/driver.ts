@@ -132,6 +132,7 @@ async function acquire(args: Arguments, id: number): Promise<Fields> {
       scope: args.optional("scope") as "subtree" | undefined,
       value: args.optional("value"),
       timeoutMs: args.number("wait_ms"),
+      atMostSeconds: args.number("at_most_seconds"),
       signal: controller.signal,
     });
     const at_ns = now();

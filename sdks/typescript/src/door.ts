@@ -12,9 +12,12 @@ import type { Mode, Scope } from "./wire.js";
 export interface Way {
   readonly mode: Mode;
   readonly scope: Scope;
+  /** A grant that is held for a limited time is nobody else's. */
+  readonly isLimited?: boolean | undefined;
 }
 
 function canJoin(wanted: Way, held: Way): boolean {
+  if (wanted.isLimited || held.isLimited) return false;
   return wanted.mode === "shared" && held.mode === "shared" && wanted.scope === held.scope;
 }
 

@@ -7,14 +7,16 @@
  * - `gone`: the service said that the lease is gone: it ran out there, or was revoked.
  * - `closed`: this client closed or released it.
  * - `released_elsewhere`: only for a lock whose session goes on: somebody else released it.
+ * - `held_too_long`: only for a lock whose session goes on: it was held for as long as `atMostSeconds` allows.
  */
-export type LossCause = "expired" | "gone" | "closed" | "released_elsewhere";
+export type LossCause = "expired" | "gone" | "closed" | "released_elsewhere" | "held_too_long";
 
 const CAUSES: Record<LossCause, string> = {
   expired: "no renewal was acknowledged in time",
   gone: "the lease is gone: it ran out, or was revoked",
   closed: "it was closed",
   released_elsewhere: "somebody else released it",
+  held_too_long: "it was held for as long as it may be",
 };
 
 /** The holder of a lock that you do not get. */

@@ -1,6 +1,7 @@
 /** A grant, held by one guard or shared by several of one session. */
+import { nowNanos } from "./clock.js";
 import type { Turn } from "./door.js";
-import { type LossCause, LowkeyError, SessionLostError } from "./errors.js";
+import { LockLostError, type LossCause, LowkeyError, SessionLostError } from "./errors.js";
 import type { Inner } from "./inner.js";
 import type { Presence } from "./presence.js";
 import { requestId } from "./random.js";
@@ -19,6 +20,8 @@ export interface Granted {
   readonly token: bigint;
   readonly revision: bigint;
   readonly waitedMs: number;
+  /** Belief ends here at the latest, by the client's own clock; `undefined` without a limit. Nothing moves it. */
+  readonly untilNanos: bigint | undefined;
 }
 
 /** The service does not, or no longer, have the grant. */
@@ -32,6 +35,8 @@ export class Grant {
   readonly #turn: Turn<Grant>;
   readonly #believers = new Set<Believer>();
   #ended: LossCause | undefined;
+  /** The service said that it has it no longer. */
+  #isGone = false;
 
   constructor(inner: Inner, presence: Presence, granted: Granted, turn: Turn<Grant>) {
     this.inner = inner;
@@ -42,11 +47,22 @@ export class Grant {
   }
 
   get isHeld(): boolean {
+    const { untilNanos } = this.granted;
+    if (this.#ended === undefined && untilNanos !== undefined && nowNanos() >= untilNanos) this.#outlive();
     return this.#ended === undefined && this.presence.isValid;
+  }
+
+  /** How long it is held for certain if nothing more is heard, in milliseconds. */
+  get remainingMs(): number {
+    if (!this.isHeld) return 0;
+    const { untilNanos } = this.granted;
+    const ofLease = this.presence.remainingMs;
+    return untilNanos === undefined ? ofLease : Math.min(ofLease, Math.max(Number(untilNanos - nowNanos()) / 1e6, 0));
   }
 
   /** Why it is no longer held; `undefined` while it is. */
   get lossCause(): LossCause | undefined {
+    if (this.isHeld) return undefined;
     return this.#ended ?? this.presence.lossCause;
   }
 
@@ -68,10 +84,20 @@ export class Grant {
     for (const believer of [...this.#believers]) believer.beliefEnded(cause);
   }
 
+  /**
+   * Its own time is over, although its lease goes on. The service has it still, for a tenth of that time, so the
+   * token is told on, and the name is not free until it is released or gone.
+   */
+  #outlive(): void {
+    this.#ended = "held_too_long";
+    for (const believer of [...this.#believers]) believer.beliefEnded("held_too_long");
+  }
+
   /** The service no longer has the grant, although its lease goes on. */
   releasedElsewhere(): void {
     // Those who ask for the name from now on wait until it is free, instead of finding a holder.
     this.#turn.leaving();
+    this.#isGone = true;
     this.end("released_elsewhere");
     this.#turn.end();
   }
@@ -91,6 +117,11 @@ export class Grant {
       throw lost === "gone" ? new SessionLostError(lost) : this.#notHeldError();
     }
     const body = releaseByToken(this.granted.name, this.presence.leaseId, this.granted.token);
+    if (lost === "held_too_long") {
+      this.presence.beliefs.remove(this.granted.token);
+      if (!this.#isGone) this.#releaseInBackground(body);
+      throw new LockLostError(this.granted.name, this.granted.token, lost);
+    }
     if (lost === "expired") {
       this.#releaseInBackground(body);
       throw new SessionLostError(lost);

@@ -8,7 +8,7 @@
 import { nowNanos } from "./clock.js";
 import { type Cluster, parseFields } from "./cluster.js";
 import { LowkeyError } from "./errors.js";
-import { releaseByToken } from "./grant.js";
+import { type Grant, releaseByToken } from "./grant.js";
 import type { Inner } from "./inner.js";
 import type { Presence, RenewalUnderWay } from "./presence.js";
 import { upTo } from "./random.js";
@@ -32,6 +32,8 @@ type Renewed = Awaited<ReturnType<Cluster["renew"]>>;
 export class Keeper {
   readonly #cluster: Cluster;
   readonly #presences = new Set<Presence>();
+  /** Grants that are held for a limited time. */
+  readonly #limited = new Set<Grant>();
   /** Nodes that are too old to know `holds`. It only advises, so it is left out for them. */
   readonly #withoutHolds = new WeakSet<Endpoint>();
   #timer: NodeJS.Timeout | undefined;
@@ -50,6 +52,11 @@ export class Keeper {
   keep(presence: Presence): void {
     this.#presences.add(presence);
     this.#timer ??= this.#arm(1);
+  }
+
+  /** Ends belief in a grant when its own time is over. */
+  limit(grant: Grant): void {
+    this.#limited.add(grant);
   }
 
   /** Stops keeping a lease. */
@@ -77,6 +84,7 @@ export class Keeper {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     this.#presences.clear();
+    this.#limited.clear();
   }
 
   #arm(ms: number): NodeJS.Timeout {
@@ -101,6 +109,11 @@ export class Keeper {
       if (presence.nextRenewalNanos <= now) this.#renew(presence, now);
       if (presence.nextRenewalNanos < next) next = presence.nextRenewalNanos;
       if (presence.validity.untilNanos < next) next = presence.validity.untilNanos;
+    }
+    for (const grant of this.#limited) {
+      const until = grant.granted.untilNanos;
+      if (!grant.isHeld || until === undefined) this.#limited.delete(grant);
+      else if (until < next) next = until;
     }
     const pauseMs = Math.max(Math.ceil(Number(next - nowNanos()) / 1e6), 1);
     this.#timer = this.#presences.size > 0 ? this.#arm(pauseMs) : undefined;

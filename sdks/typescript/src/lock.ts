@@ -1,6 +1,7 @@
 /** Locks: how one is asked for, and the guard of one that is held. */
 import { setMaxListeners } from "node:events";
 import { inspect } from "node:util";
+import { nowNanos } from "./clock.js";
 import type { Entry, Turn, Way } from "./door.js";
 import {
   BeliefEndedError,
@@ -10,6 +11,7 @@ import {
   type LossCause,
   LowkeyError,
   SessionLostError,
+  UnavailableError,
   WaitTimeoutError,
 } from "./errors.js";
 import { Grant } from "./grant.js";
@@ -17,10 +19,14 @@ import type { Inner } from "./inner.js";
 import type { Presence } from "./presence.js";
 import { requestId } from "./random.js";
 import { TIMER_MAX_MS } from "./sleep.js";
+import { heldUntil } from "./validity.js";
 import { type Mode, Reader, type Scope } from "./wire.js";
 
 /** The longest that the service lets a call wait. */
 const WAIT_MAX_MS = 86_400_000;
+
+/** The longest limit of how long a lock is held, in seconds: a week. */
+const AT_MOST_MAX = 604_800;
 
 /** How a lock is wanted. */
 export interface TryLockOptions {
@@ -32,6 +38,11 @@ export interface TryLockOptions {
   readonly scope?: Scope | undefined;
   /** A text to show with the grant, at most 4096 bytes. */
   readonly value?: string | undefined;
+  /**
+   * For how long it is held at most, however well its lease is renewed: 1 to 604,800 whole seconds. It ends a job that
+   * hangs: the guard is lost at 90 % of it, counted from before the question, and the session lives on.
+   */
+  readonly atMostSeconds?: number | undefined;
 }
 
 /** How a lock is wanted, and how long to wait for it. */
@@ -109,7 +120,7 @@ export class LockGuard implements AsyncDisposable {
 
   /** How long it is held for certain if no further renewal is acknowledged, in milliseconds. */
   get remainingMs(): number {
-    return this.held ? this.grant.presence.remainingMs : 0;
+    return this.held ? this.grant.remainingMs : 0;
   }
 
   /**
@@ -202,7 +213,7 @@ export class LockGuard implements AsyncDisposable {
 
 /** Checks what callers without types may get wrong. */
 function checkOptions(name: unknown, options: Readonly<Record<keyof LockOptions, unknown>>): void {
-  const { mode, scope, value, timeoutMs } = options;
+  const { mode, scope, value, timeoutMs, atMostSeconds } = options;
   if (typeof name !== "string" || name === "") throw new InvalidArgumentError("a lock needs a name: 1 to 512 bytes");
   if (mode !== undefined && mode !== "exclusive" && mode !== "shared") {
     throw new InvalidArgumentError(`mode is "exclusive" or "shared", not ${inspect(mode)}`);
@@ -211,6 +222,10 @@ function checkOptions(name: unknown, options: Readonly<Record<keyof LockOptions,
     throw new InvalidArgumentError(`scope is "name" or "subtree", not ${inspect(scope)}`);
   }
   if (value !== undefined && typeof value !== "string") throw new InvalidArgumentError("value is a text");
+  const isLimit = Number.isInteger(atMostSeconds) && (atMostSeconds as number) >= 1 && (atMostSeconds as number) <= AT_MOST_MAX;
+  if (atMostSeconds !== undefined && !isLimit) {
+    throw new InvalidArgumentError(`atMostSeconds is a whole number, 1 to ${AT_MOST_MAX.toString()}, not ${inspect(atMostSeconds)}`);
+  }
   if (timeoutMs !== undefined && !(typeof timeoutMs === "number" && timeoutMs >= 0)) {
     throw new InvalidArgumentError(`timeoutMs is a number of milliseconds from 0, not ${inspect(timeoutMs)}`);
   }
@@ -257,13 +272,13 @@ export class Acquire {
   readonly #deadline: number | undefined;
 
   constructor(inner: Inner, presence: Presence, name: string, options: LockOptions) {
-    const { mode, scope, value, timeoutMs, signal } = options;
-    checkOptions(name, { mode, scope, value, timeoutMs, signal });
+    const { mode, scope, value, timeoutMs, signal, atMostSeconds } = options;
+    checkOptions(name, { mode, scope, value, timeoutMs, signal, atMostSeconds });
     this.#inner = inner;
     this.#presence = presence;
     this.#name = name;
     this.#options = options;
-    this.#way = { mode: mode ?? "exclusive", scope: scope ?? "name" };
+    this.#way = { mode: mode ?? "exclusive", scope: scope ?? "name", isLimited: atMostSeconds !== undefined };
     this.#deadline = timeoutMs === undefined ? undefined : performance.now() + timeoutMs;
   }
 
@@ -336,18 +351,22 @@ export class Acquire {
     const id = requestId();
     const stop = new Stop([this.#options.signal, this.#presence.signal], undefined);
     try {
+      const firstSent = nowNanos();
       const answer = new Reader(await this.#call(id, stop.signal));
       const token = answer.required("fencingToken");
       // R7: a grant is valid only within the validity of its lease. The caller may have gone meanwhile, too.
       if (stop.signal.aborted || !this.#presence.isValid) throw this.#stopped();
-      const granted = {
-        name: this.#name,
-        ...this.#way,
-        token,
-        revision: answer.bigint("revision"),
-        waitedMs: answer.number("waitedMs"),
-      };
+      const { atMostSeconds } = this.#options;
+      const waitedMs = answer.number("waitedMs");
+      // R6: from before the first send; every attempt has the same request id.
+      const untilNanos =
+        atMostSeconds === undefined ? undefined : heldUntil(firstSent, BigInt(waitedMs), BigInt(atMostSeconds));
+      if (untilNanos !== undefined && nowNanos() >= untilNanos) throw new UnavailableError("its time was over before the answer came", { outcomeUnknown: true });
+      const { mode, scope } = this.#way;
+      const revision = answer.bigint("revision");
+      const granted = { name: this.#name, mode, scope, token, revision, waitedMs, untilNanos };
       const grant = new Grant(this.#inner, this.#presence, granted, turn);
+      if (untilNanos !== undefined) this.#inner.keeper.limit(grant);
       turn.held(this.#way, grant);
       return grant;
     } catch (error) {
@@ -363,7 +382,7 @@ export class Acquire {
 
   #call(id: string, signal: AbortSignal): Promise<Record<string, unknown>> {
     const waitMs = this.#leftMs;
-    const { value } = this.#options;
+    const { value, atMostSeconds } = this.#options;
     const body = (): Record<string, unknown> => ({
       lock_name: this.#name,
       owner_id: this.#inner.owner,
@@ -372,6 +391,7 @@ export class Acquire {
       ...(this.#way.mode === "shared" ? { mode: "SHARED" } : {}),
       ...(this.#way.scope === "subtree" ? { scope: "SUBTREE" } : {}),
       ...(value === undefined ? {} : { value }),
+      ...(atMostSeconds === undefined ? {} : { max_hold_seconds: atMostSeconds }),
       request_id: id,
     });
     return this.#inner.cluster.call({

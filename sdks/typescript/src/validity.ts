@@ -17,6 +17,11 @@ export function validUntilAfterWait(firstSentNanos: bigint, waitedMs: bigint, tt
   return validUntil(firstSentNanos + ((waitedMs * 1_000_000n) / 10n) * 9n, ttlSeconds);
 }
 
+/** Until when a grant with a limit is believed in, unless its lease ends before. Nothing extends it. */
+export function heldUntil(firstSentNanos: bigint, waitedMs: bigint, maxHoldSeconds: bigint): bigint {
+  return validUntilAfterWait(firstSentNanos, waitedMs, maxHoldSeconds);
+}
+
 /** The validity of one lease. It grows by renewals that are answered in time, and once it is over it stays over. */
 export class Validity {
   readonly #ttlSeconds: bigint;

@@ -12,7 +12,7 @@ import { pauseMs } from "../src/random.js";
 import { meaningOf } from "../src/reasons.js";
 import { readRefusal, type Refusal, refusalError } from "../src/refusal.js";
 import { Copies, type CopyFailure } from "../src/retry.js";
-import { Validity, validUntil, validUntilAfterWait } from "../src/validity.js";
+import { heldUntil, Validity, validUntil, validUntilAfterWait } from "../src/validity.js";
 import { PROJECT } from "./cluster.js";
 
 function vectors(name: string): unknown {
@@ -26,15 +26,18 @@ interface BeliefStep {
   at_ns: string;
   ttl_seconds: number;
   waited_ms: number;
+  max_hold_seconds: number;
   expect_ns: string;
   expect: boolean;
 }
 
 describe("belief", () => {
+  let limit: bigint | undefined;
   const { cases } = vectors("belief.json") as { cases: { name: string; steps: BeliefStep[] }[] };
   for (const { name, steps } of cases) {
     test(name, () => {
       let validity = new Validity(0n, 1n);
+      limit = undefined;
       for (const step of steps) validity = follow(validity, step);
     });
   }
@@ -53,11 +56,16 @@ describe("belief", () => {
       case "closed":
         validity.end();
         return validity;
+      case "limited":
+        limit = heldUntil(BigInt(step.first_sent_ns), BigInt(step.waited_ms), BigInt(step.max_hold_seconds));
+        return validity;
       case "acquired":
         return validity;
-      case "held":
-        assert.equal(validity.holdsAt(BigInt(step.at_ns)), step.expect);
+      case "held": {
+        const at = BigInt(step.at_ns);
+        assert.equal(validity.holdsAt(at) && (limit === undefined || at < limit), step.expect);
         return validity;
+      }
       case "valid_until":
         assert.equal(validity.untilNanos, BigInt(step.expect_ns));
         return validity;

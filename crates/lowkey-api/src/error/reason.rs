@@ -109,6 +109,11 @@ reasons! {
     /// The watch's position is no longer kept: list, then watch.
     Compacted = "COMPACTED", OutOfRange, 410, GiveUp;
 
+    /// The asked node keeps no audit.
+    AuditOff = "AUDIT_OFF", FailedPrecondition, 409, GiveUp;
+    /// The asked node's audit has not come as far as the log yet.
+    AuditBehind = "AUDIT_BEHIND", Unavailable, 503, Retry;
+
     /// The node was removed from its cluster.
     NodeRemoved = "NODE_REMOVED", Unavailable, 503, Retry;
     /// The node is about to end.
@@ -181,6 +186,7 @@ const INVALID: &[(&str, &str)] = &[
     ("after", "INVALID_AFTER"),
     ("body", "INVALID_BODY"),
     ("campaign_request_id", "INVALID_CAMPAIGN_REQUEST_ID"),
+    ("cause", "INVALID_CAUSE"),
     ("certificate_name", "INVALID_CERTIFICATE_NAME"),
     ("certificate_names", "INVALID_CERTIFICATE_NAMES"),
     ("command_version", "INVALID_COMMAND_VERSION"),
@@ -211,6 +217,7 @@ const INVALID: &[(&str, &str)] = &[
     ("required", "INVALID_REQUIRED"),
     ("scope", "INVALID_SCOPE"),
     ("seq", "INVALID_SEQ"),
+    ("since_unix_ms", "INVALID_SINCE_UNIX_MS"),
     ("stale", "INVALID_STALE"),
     ("token_id", "INVALID_TOKEN_ID"),
     ("ttl_seconds", "INVALID_TTL_SECONDS"),

@@ -1,5 +1,7 @@
 //! `dev`: a cluster of three nodes in one process, for trying things out. Nothing of it is kept.
 
+mod demo;
+
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use lowkey_client::{Client, Tls};
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{Config, Ended, RunningNode, StartError};
+use lowkey_server::{AuditLimits, Config, Ended, RunningNode, StartError};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
@@ -41,6 +43,10 @@ pub(crate) struct DevArgs {
     /// Encrypt: with a CA, and certificates of nodes and of a client, that last as long as the cluster
     #[arg(long, help_heading = "Encryption")]
     secure: bool,
+
+    /// Fill it: workers that compete, a leader that changes, and one whose lease runs out again and again
+    #[arg(long)]
+    demo: bool,
 
     /// What to log: `warn`, `info`, or a filter such as `lowkey_server=debug`
     #[arg(long, value_name = "FILTER", default_value = "error", env = "LOWKEY_LOG", help_heading = "Output")]
@@ -124,14 +130,22 @@ async fn start_and_tell(
         http: nodes.iter().map(|node| url(node.about().http)).collect(),
     };
     wait_whole(&cluster.grpc, papers.as_ref()).await?;
+    let people = args.demo.then(|| demo::start(&cluster.grpc, tls_of(papers.as_ref())));
     tell(args.json, folder, &cluster, papers.as_ref())?;
+    let failure = outlast(args.json, nodes).await;
+    drop(people);
+    failure
+}
+
+/// Resolves when a node fails, or none is left.
+async fn outlast(as_json: bool, nodes: &mut Vec<RunningNode>) -> Result<CommandFailure, CommandFailure> {
     while !nodes.is_empty() {
         let (ended, number, _) = select_all(nodes.iter_mut().map(|node| Box::pin(node.ended()))).await;
         match ended {
             Ended::Failed(error) => return Ok(failed(error)),
             Ended::Removed => {
                 let node = nodes.remove(number);
-                tell_removed(args.json, &node.about().node_name);
+                tell_removed(as_json, &node.about().node_name);
                 // Whatever it fails at now, nobody misses it.
                 let _ = timeout(STOP_WAIT, node.stop()).await;
             }
@@ -235,6 +249,7 @@ async fn start_at(
             bootstrap: number == 0,
             join: nodes.iter().map(|node: &RunningNode| node.about().grpc.to_string()).collect(),
             join_token: None,
+            cluster_of: None,
             insecure: false,
             raft_listen: listen[0],
             grpc_listen: listen[1],
@@ -249,6 +264,7 @@ async fn start_at(
             leases_max: 1_000_000,
             watch_streams_max: 10_000,
             limits: ServeLimits::default(),
+            audit: Some(AuditLimits::default()),
         };
         nodes.push(lowkey_server::start(config).await?);
     }
@@ -271,10 +287,8 @@ fn default_ports_are_free() -> bool {
 async fn wait_whole(endpoints: &[String], papers: Option<&Papers>) -> Result<(), CommandFailure> {
     let deadline = Instant::now() + START_WAIT;
     let unanswered = |error: lowkey_client::Error| CommandFailure::of(&error, endpoints, "NAME");
-    let tls = papers.map_or_else(Tls::new, |papers| {
-        Tls::new().ca(&papers.ca).identity(&papers.client.certificate, &papers.client.key)
-    });
-    let client = Client::builder(endpoints.to_vec()).tls(tls).connect().await.map_err(unanswered)?;
+    let client =
+        Client::builder(endpoints.to_vec()).tls(tls_of(papers)).connect().await.map_err(unanswered)?;
     loop {
         let status = client.status().await.map_err(unanswered)?;
         if status.cluster_size == i32::from(NODES) {
@@ -290,6 +304,13 @@ async fn wait_whole(endpoints: &[String], papers: Option<&Papers>) -> Result<(),
     }
 }
 
+/// What a client of the cluster needs.
+fn tls_of(papers: Option<&Papers>) -> Tls {
+    papers.map_or_else(Tls::new, |papers| {
+        Tls::new().ca(&papers.ca).identity(&papers.client.certificate, &papers.client.key)
+    })
+}
+
 fn tell(
     as_json: bool,
     folder: &Path,
@@ -298,7 +319,7 @@ fn tell(
 ) -> Result<u8, CommandFailure> {
     if as_json {
         let folder = folder.to_string_lossy();
-        let mut told = json!({ "endpoints": endpoints, "http": http, "folder": folder });
+        let mut told = json!({ "endpoints": endpoints, "http": http, "folder": folder, "dashboard": format!("{}/ui/", http[0]) });
         if let Some(papers) = papers {
             told["ca"] = papers.ca.to_string_lossy().into();
             told["cert"] = papers.client.certificate.to_string_lossy().into();
@@ -319,6 +340,7 @@ fn tell(
 
     gRPC       {all}
     HTTP/JSON  {http}
+    dashboard  {first}/ui/
 
   Try, in another terminal:
 {exports}    lowkey run nightly{flag} -- sleep 30

@@ -30,7 +30,7 @@ pub(crate) struct Closed {
 
 impl Closed {
     fn start(size: usize) -> Self {
-        let mut cluster = Cluster::start(size);
+        let cluster = Cluster::start(size);
         if size > 1 {
             cluster.wait_whole();
         }

@@ -2,6 +2,7 @@
 
 pub(crate) mod encrypted;
 mod failover;
+mod forming;
 mod kill_and_restart;
 mod members;
 mod pause;

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod access;
+mod audit;
 mod cli;
 mod clients;
 mod cluster;

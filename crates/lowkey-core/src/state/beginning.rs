@@ -44,6 +44,19 @@ pub struct NewBeginning {
     pub quarantine: bool,
 }
 
+/// What a cluster is to begin with that several nodes found at once.
+#[derive(Clone, Debug)]
+pub struct FirstMembers {
+    /// Its id: one that no cluster ever had.
+    pub cluster: ClusterId,
+    /// Its nodes, in the order of the numbers that they get.
+    pub nodes: Vec<NodeInfo>,
+    /// The wall clock, in minutes since 1970.
+    pub unix_minutes: u64,
+    /// Random: all but its lowest bit keeps two beginnings within one minute apart.
+    pub spread: u32,
+}
+
 /// A counter cannot be moved as far as it would have to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountersSpent;
@@ -52,13 +65,7 @@ impl State {
     /// The first state of a new cluster that takes the place of this one, and the number of its only node.
     pub fn begin_anew(&self, beginning: NewBeginning) -> Result<(Self, MemberId), CountersSpent> {
         let NewBeginning { cluster, node, unix_minutes, spread, quarantine } = beginning;
-        let floor = unix_minutes.checked_mul(STEP).ok_or(CountersSpent)?;
-        let spread = u64::from(spread >> 1);
-        let raised = |old: u64| {
-            let counter = old.checked_add(STEP).ok_or(CountersSpent)?.max(floor);
-            let counter = counter.checked_add(spread).ok_or(CountersSpent)?;
-            if counter <= COUNTER_MAX { Ok(counter) } else { Err(CountersSpent) }
-        };
+        let raised = |old| raised(old, unix_minutes, spread);
         let mut state = Self::new(cluster);
         state.revision = raised(self.revision)?;
         state.last_token = Token(raised(self.last_token.0)?);
@@ -73,6 +80,30 @@ impl State {
         let member = state.last_member;
         Ok((state, member))
     }
+
+    /// The first state of a cluster that several nodes found at once, each of them a member from the beginning.
+    ///
+    /// Its counters begin at the clock's floor too. All of its nodes may have been wiped: then nothing is left that
+    /// could tell of the cluster before, and tokens must still not come twice.
+    pub fn begin_together(first: FirstMembers) -> Result<Self, CountersSpent> {
+        let FirstMembers { cluster, nodes, unix_minutes, spread } = first;
+        let mut state = Self::new(cluster);
+        let floor = raised(0, unix_minutes, spread)?;
+        (state.revision, state.last_token, state.last_lease) = (floor, Token(floor), LeaseId(floor));
+        for (number, node) in (1..).zip(nodes) {
+            state.last_member = MemberId(number);
+            state.put_member(MemberId(number), node);
+        }
+        Ok(state)
+    }
+}
+
+/// Where a counter goes on.
+fn raised(old: u64, unix_minutes: u64, spread: u32) -> Result<u64, CountersSpent> {
+    let floor = unix_minutes.checked_mul(STEP).ok_or(CountersSpent)?;
+    let counter = old.checked_add(STEP).ok_or(CountersSpent)?.max(floor);
+    let counter = counter.checked_add(u64::from(spread >> 1)).ok_or(CountersSpent)?;
+    if counter <= COUNTER_MAX { Ok(counter) } else { Err(CountersSpent) }
 }
 
 #[cfg(test)]
@@ -128,6 +159,27 @@ mod tests {
         // Again, with a clock that went back.
         let (again, member) = state.begin_anew(beginning(5)).unwrap();
         assert_eq!((again.last_token, member), (Token(30_000_001 * STEP), MemberId(5)));
+    }
+
+    #[test]
+    fn a_cluster_of_several_begins_at_the_clocks_floor_with_all_of_them() {
+        let node = |name: &str| NodeInfo { name: NodeName::parse(name).unwrap(), ..beginning(0).node };
+        let first = |unix_minutes| FirstMembers {
+            cluster: ClusterId([9; 16]),
+            nodes: vec![node("n1"), node("n2"), node("n3")],
+            unix_minutes,
+            spread: 6,
+        };
+        let state = State::begin_together(first(30_000_000)).unwrap();
+        let floor = 30_000_000 * STEP + 3;
+        assert_eq!(
+            (state.revision, state.last_token, state.last_lease),
+            (floor, Token(floor), LeaseId(floor))
+        );
+        let members: Vec<u64> = state.members().map(|(member, _)| member.0).collect();
+        assert_eq!((members, state.last_member), (vec![1, 2, 3], MemberId(3)));
+        assert_eq!(State::decode_snapshot(&state.encode_snapshot()).unwrap(), state);
+        assert!(State::begin_together(first(1 << 31)).is_err());
     }
 
     #[test]

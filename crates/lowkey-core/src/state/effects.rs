@@ -5,8 +5,8 @@ use super::waiting::Freed;
 use super::{Lease, State, Wait};
 use crate::claim::Claim;
 use crate::command::{
-    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, InTheWay, NodeInfo, Reply,
-    Requester, WaitEnd,
+    AcquireWith, Cause, Change, ChangeKind, Command, EndedGrant, Event, GrantRef, HoldRef, InTheWay,
+    NodeInfo, Reply, Requester, Silence, WaitEnd,
 };
 use crate::holders::Grant;
 use crate::mutants;
@@ -17,6 +17,8 @@ use crate::recent::Remembered;
 pub(super) struct Shown {
     pub(super) value: Value,
     pub(super) since_unix_ms: u64,
+    /// 0 if it is not known.
+    pub(super) asked_unix_ms: u64,
     pub(super) max_hold: Option<MaxHold>,
 }
 
@@ -52,13 +54,13 @@ impl State {
             Command::CancelWait { tickets, since_unix_ms } => {
                 self.cancel_waits(tickets, *since_unix_ms, events)
             }
-            Command::Expire { leases, decided_term, since_unix_ms } => {
+            Command::Expire { leases, decided_term, since_unix_ms, silences } => {
                 // R4: a decision counts only in the term in which it was made. A later leader may
                 // have re-armed the lease (R3) and acknowledged renewals since.
                 if *decided_term != term && !mutants::EXPIRY_WITHOUT_THE_TERM_CHECK.is_active() {
                     return Reply::Expired { count: 0 };
                 }
-                self.expire(leases, *since_unix_ms, events)
+                self.expire(leases, silences, *since_unix_ms, events)
             }
             Command::EndHolds { holds, decided_term, since_unix_ms } => {
                 // R4, as above: a later leader gave each of them its whole time anew (R3).
@@ -109,11 +111,13 @@ impl State {
             wait: _,
             max_hold,
             since_unix_ms,
+            keeps_asked,
             request,
         } = command
         else {
             unreachable!("only an acquire is carried out as one")
         };
+        let asked_unix_ms = if *keeps_asked { *since_unix_ms } else { 0 };
         let max_hold = *max_hold;
         let fingerprint = command.fingerprint();
         let known_lease = with.lease();
@@ -147,6 +151,7 @@ impl State {
                 scope: *scope,
                 value: value.clone(),
                 request: request.clone(),
+                asked_unix_ms,
                 fingerprint,
                 makes_lease,
                 max_hold,
@@ -155,7 +160,7 @@ impl State {
             return Reply::Waiting { ticket };
         }
         let claim = Claim { lease: Some(lease), ..claim };
-        let shown = Shown { value: value.clone(), since_unix_ms: *since_unix_ms, max_hold };
+        let shown = Shown { value: value.clone(), since_unix_ms: *since_unix_ms, asked_unix_ms, max_hold };
         let reply = self.grant(&claim, shown, request, events);
         match makes_lease {
             false => self.remember(lease, request, fingerprint, &reply),
@@ -186,7 +191,7 @@ impl State {
     pub(super) fn grant(
         &mut self,
         claim: &Claim,
-        Shown { value, since_unix_ms, max_hold }: Shown,
+        Shown { value, since_unix_ms, asked_unix_ms, max_hold }: Shown,
         request: &RequestId,
         events: &mut Vec<Event>,
     ) -> Reply {
@@ -203,6 +208,7 @@ impl State {
             value,
             revision: self.revision,
             since_unix_ms,
+            asked_unix_ms,
             request: request.clone(),
             max_hold,
         };
@@ -303,13 +309,25 @@ impl State {
         Reply::WaitsCancelled { count }
     }
 
-    fn expire(&mut self, leases: &[LeaseId], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
+    fn expire(
+        &mut self,
+        leases: &[LeaseId],
+        silences: &[Silence],
+        since_unix_ms: u64,
+        events: &mut Vec<Event>,
+    ) -> Reply {
         let mut freed = Freed::default();
         let mut count = 0;
-        for lease in leases {
+        for (place, lease) in leases.iter().enumerate() {
             // It may have been revoked between decision and entry.
             if self.leases.contains_key(lease) {
+                let before = events.len();
                 self.end_lease(*lease, Cause::Expired, &mut freed, events);
+                for event in &mut events[before..] {
+                    if let Event::GrantEnded(ended) = event {
+                        ended.silence = silences.get(place).copied();
+                    }
+                }
                 count += 1;
                 if mutants::A_LOCK_IS_HANDED_TO_WHO_ENDS_IN_THE_SAME_ENTRY.is_active() {
                     self.hand_over(std::mem::take(&mut freed), since_unix_ms, events);
@@ -387,12 +405,28 @@ impl State {
         self.paths.free(name, lease, grant.mode, grant.scope);
         self.forget_if_unused(name);
         self.note_freed(freed, name, grant.scope);
-        let owner = self.leases[&lease].owner.clone();
-        let change = change_of_grant(ChangeKind::Freed(cause), name, owner, &grant);
+        let Lease { owner, ttl, .. } = self.leases[&lease].as_ref();
+        let change = change_of_grant(ChangeKind::Freed(cause), name, owner.clone(), &grant);
         events.push(Event::Changed(Change { value: Value::default(), ..change }));
         if grant.max_hold.is_some() {
             events.push(Event::HoldEnded { token: grant.token });
         }
+        events.push(Event::GrantEnded(Box::new(EndedGrant {
+            lock: name.clone(),
+            token: grant.token,
+            owner: owner.clone(),
+            lease,
+            mode: grant.mode,
+            scope: grant.scope,
+            ttl: *ttl,
+            asked_unix_ms: grant.asked_unix_ms,
+            granted_unix_ms: grant.since_unix_ms,
+            granted_revision: grant.revision,
+            ended_unix_ms: 0,
+            cause,
+            actor: None,
+            silence: None,
+        })));
         grant.token
     }
 

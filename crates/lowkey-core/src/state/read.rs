@@ -295,6 +295,7 @@ impl State {
             lease: wait.lease,
             mode: wait.mode,
             scope: wait.scope,
+            asked_unix_ms: wait.asked_unix_ms,
         }
     }
 }

@@ -274,7 +274,8 @@ impl State {
         let reply = match self.ask_again(&wait.lock, wait.lease, &wait.value, events) {
             Some(reply) => reply,
             None => {
-                let shown = Shown { value: wait.value.clone(), since_unix_ms, max_hold: wait.max_hold };
+                let Wait { asked_unix_ms, max_hold, .. } = wait;
+                let shown = Shown { value: wait.value.clone(), since_unix_ms, asked_unix_ms, max_hold };
                 self.grant(&wait.claim(), shown, &wait.request, events)
             }
         };

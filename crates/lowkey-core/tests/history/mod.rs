@@ -6,7 +6,7 @@
 use lowkey_core::{
     AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, HoldRef, InvitationHash, KeyHash, LeaseId,
     LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester,
-    Scope, State, Ticket, Token, Ttl, Value,
+    Scope, Silence, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -517,6 +517,7 @@ impl Seen<'_> {
                 leases: leases.iter().map(|back| self.lease_of(*back)).collect(),
                 decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
                 since_unix_ms: *since,
+                silences: (1..).zip(leases).map(|(number, _)| silence(number + since)).collect(),
             },
             Action::EndHolds { holds, term_off, since } => {
                 let hold = |(at, named): &(u8, Named)| {
@@ -709,7 +710,26 @@ fn acquire(
 ) -> Command {
     let How { mode, scope, value: number, wait, max_hold } = how;
     let (value, max_hold) = (value(number), MaxHold::parse(max_hold.into()).expect("a limit"));
-    Command::Acquire { lock, owner, with, mode, scope, value, wait, max_hold, since_unix_ms, request }
+    // Some ask through a leader of a cluster in which not all keep it.
+    let keeps_asked = !since_unix_ms.is_multiple_of(3);
+    Command::Acquire {
+        lock,
+        owner,
+        with,
+        mode,
+        scope,
+        value,
+        wait,
+        max_hold,
+        since_unix_ms,
+        keeps_asked,
+        request,
+    }
+}
+
+/// What a leader may have known.
+fn silence(number: u64) -> Silence {
+    Silence { silent_ms: number, stalled_ms: number % 2, leader_changed: number.is_multiple_of(3) }
 }
 
 fn owner(number: u8) -> OwnerId {

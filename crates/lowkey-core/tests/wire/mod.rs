@@ -69,6 +69,8 @@ pub(crate) struct LockWire {
     pub(crate) scope: u32,
     #[prost(string, tag = "9")]
     pub(crate) value: String,
+    #[prost(uint64, tag = "20")]
+    pub(crate) asked_unix_ms: u64,
     #[prost(uint32, tag = "24")]
     pub(crate) max_hold_seconds: u32,
 }
@@ -93,6 +95,8 @@ pub(crate) struct WaitWire {
     pub(crate) fingerprint: u64,
     #[prost(bool, tag = "9")]
     pub(crate) makes_lease: bool,
+    #[prost(uint64, tag = "20")]
+    pub(crate) asked_unix_ms: u64,
     #[prost(uint32, tag = "24")]
     pub(crate) max_hold_seconds: u32,
 }

@@ -223,6 +223,7 @@ mod tests {
                 // One of them has none.
                 max_hold: (index != 2).then(|| limit(2)),
                 since_unix_ms: 0,
+                keeps_asked: false,
                 request: RequestId::parse(&format!("request-{index}")).unwrap(),
             };
             state.apply(index, 1, &command).reply.unwrap();

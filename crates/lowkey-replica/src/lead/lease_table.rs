@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use lowkey_core::{Lease, LeaseId, State, Ttl, mutants};
+use lowkey_core::{Lease, LeaseId, Silence, State, Ttl, mutants};
 
 use crate::output::Renewal;
 use crate::time::{MILLISECOND, Nanos};
@@ -44,6 +44,7 @@ pub(crate) struct LeaseTable {
     given_nanos: u64,
     /// R3: of the leases that there were when the lead began, those with these ids are to be armed.
     unarmed: Range<u64>,
+    late_renewals: u64,
 }
 
 #[derive(Debug)]
@@ -54,6 +55,10 @@ struct Timing {
     forgiven_nanos: u64,
     /// Of what was given back in all, so much came before, or is in its deadline already.
     taken_nanos: u64,
+    /// When its time was last counted anew: it began, was armed, or was renewed. For display only.
+    heard: Nanos,
+    /// It was armed (R3), and not renewed since. For display only.
+    is_inherited: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +84,7 @@ impl LeaseTable {
             by_deadline: BTreeSet::new(),
             given_nanos: 0,
             unarmed: 1..last.0.saturating_add(1),
+            late_renewals: 0,
         }
     }
 
@@ -111,15 +117,26 @@ impl LeaseTable {
     fn arm_one(&mut self, now: Nanos, id: LeaseId, lease: &Lease) {
         // R7: the time of a lease that waits for its grant has not begun. Another may have begun meanwhile.
         if !lease.is_waiting && !self.leases.contains_key(&id) {
-            self.insert(now, id, lease.ttl);
+            self.begin_time(now, id, lease.ttl, true);
         }
     }
 
     /// R3: a lease made in this term starts when its entry is applied.
     pub(crate) fn insert(&mut self, now: Nanos, lease: LeaseId, ttl: Ttl) {
+        self.begin_time(now, lease, ttl, false);
+    }
+
+    fn begin_time(&mut self, now: Nanos, lease: LeaseId, ttl: Ttl, is_inherited: bool) {
         let deadline = now.after(ttl.nanos());
         let status = Status::Active { deadline };
-        let timing = Timing { ttl, status, forgiven_nanos: 0, taken_nanos: self.given_nanos };
+        let timing = Timing {
+            ttl,
+            status,
+            forgiven_nanos: 0,
+            taken_nanos: self.given_nanos,
+            heard: now,
+            is_inherited,
+        };
         let before = self.leases.insert(lease, timing);
         assert!(before.is_none(), "lease {lease} was made twice");
         self.by_deadline.insert((deadline, lease));
@@ -145,11 +162,30 @@ impl LeaseTable {
         let renewed = lenient.max(arrival.after(timing.ttl.nanos()));
         timing.status = Status::Active { deadline: renewed };
         (timing.forgiven_nanos, timing.taken_nanos) = (0, self.given_nanos);
+        let silent_nanos = arrival.0.saturating_sub(timing.heard.0);
+        self.late_renewals += u64::from(silent_nanos > timing.ttl.nanos() / 3 * 2);
+        (timing.heard, timing.is_inherited) = (timing.heard.max(arrival), false);
         if renewed != before {
             self.by_deadline.remove(&(before, lease));
             self.by_deadline.insert((renewed, lease));
         }
         Renewal::Renewed(timing.ttl)
+    }
+
+    /// What is known of a lease whose time ran out, or runs. For display only.
+    pub(crate) fn silence(&self, now: Nanos, id: LeaseId) -> Silence {
+        let Some(timing) = self.leases.get(&id) else { return Silence::default() };
+        Silence {
+            silent_ms: now.since(timing.heard) / MILLISECOND,
+            stalled_ms: timing.forgiven_nanos / MILLISECOND,
+            leader_changed: timing.is_inherited,
+        }
+    }
+
+    /// How many renewals came late since this was last asked: more than two thirds of the time to live after the one
+    /// before. A client that renews every third has missed two by then.
+    pub(crate) fn take_late_renewals(&mut self) -> u64 {
+        std::mem::take(&mut self.late_renewals)
     }
 
     /// How long an `Active` lease lives if it is not renewed; 0 where its time is over and nobody ended it yet.
@@ -266,6 +302,26 @@ mod tests {
         table.renew(LeaseId(1), Nanos(SECOND));
         table.renew(LeaseId(1), Nanos(SECOND / 2));
         assert!(table.take_due(Nanos(3 * SECOND - 1), 10).is_empty());
+    }
+
+    #[test]
+    fn the_table_knows_how_long_a_lease_was_silent_and_which_renewals_came_late() {
+        let mut table = table(3);
+        table.renew(LeaseId(1), Nanos(2 * SECOND));
+        assert_eq!(table.take_late_renewals(), 0);
+        table.renew(LeaseId(1), Nanos(4 * SECOND + 1));
+        assert_eq!((table.take_late_renewals(), table.take_late_renewals()), (1, 0));
+        table.forgive(SECOND);
+        assert!(table.take_due(Nanos(8 * SECOND), 10).is_empty());
+        assert_eq!(table.take_due(Nanos(8 * SECOND + 1), 10), [LeaseId(1)]);
+        let silence = Silence { silent_ms: 4_000, stalled_ms: 1_000, leader_changed: false };
+        assert_eq!(table.silence(Nanos(8 * SECOND + 1), LeaseId(1)), silence);
+        let state = state_with(1);
+        let mut inherited = LeaseTable::begin(0, LeaseId(1));
+        inherited.arm(Nanos(SECOND), 10, &state);
+        assert!(inherited.silence(Nanos(2 * SECOND), LeaseId(1)).leader_changed);
+        inherited.renew(LeaseId(1), Nanos(2 * SECOND));
+        assert!(!inherited.silence(Nanos(2 * SECOND), LeaseId(1)).leader_changed);
     }
 
     #[test]

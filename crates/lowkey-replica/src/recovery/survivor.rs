@@ -77,5 +77,5 @@ impl Survivor {
 /// What is to be on disk for a new cluster that begins behind this state and this term.
 pub fn begin_anew(state: &State, term: u64, beginning: NewBeginning) -> Result<Founding, CountersSpent> {
     let (state, member) = state.begin_anew(beginning)?;
-    Ok(begin_with(GroupId::ROOT, &state, member, term))
+    Ok(begin_with(GroupId::ROOT, &state, &[member], member, term))
 }

@@ -97,13 +97,14 @@ impl Replica {
         {
             lead.wait_began(now, ticket);
         }
-        let mut changes = Vec::new();
+        let (mut changes, mut ended) = (Vec::new(), Vec::new());
         for event in applied.events {
             if let Event::LeaseEnded { .. } = event {
                 self.applying.expired_leases += u64::from(matches!(command, Command::Expire { .. }));
             }
             match (event, &mut lead) {
                 (Event::Changed(change), _) => changes.push(change),
+                (Event::GrantEnded(grant), _) => ended.push((entry.index, entry.term, grant)),
                 // The rest is a leader's business: only it knows of time and callers.
                 (_, None) => {}
                 (Event::LeaseStarted { lease, ttl }, Some(lead)) => lead.lease_started(now, lease, ttl),
@@ -114,6 +115,10 @@ impl Replica {
                     lead.wait_ended(now, ticket, end, &mut self.arrivals, &mut self.output);
                 }
             }
+        }
+        // Of a state that is in doubt nothing is kept.
+        if self.divergence().is_none() {
+            self.output.ended.append(&mut ended);
         }
         self.tell_changes(entry.index, changes);
         Ok((command, applied.reply))
@@ -163,6 +168,7 @@ impl Replica {
         self.guard = Guard::new(index);
         // What was applied before is part of what is lost.
         self.output.changes.clear();
+        self.output.ended.clear();
         self.output.history_lost = Some(index);
         self.conf_state = metadata.get_conf_state().clone();
         self.snapshots = Snapshots::new(index, payload.len() as u64);

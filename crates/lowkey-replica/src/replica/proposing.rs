@@ -174,8 +174,10 @@ impl Replica {
         if leases.is_empty() {
             return;
         }
+        let silences = lead.silences(now, &leases);
         let (decided_term, since_unix_ms) = (self.node.raft.term, self.unix_ms(now));
-        let command = Command::Expire { leases, decided_term, since_unix_ms };
+        let mut command = Command::Expire { leases, decided_term, since_unix_ms, silences };
+        command.limit_to(self.state.command_version());
         if let Err(Command::Expire { leases, .. }) = self.propose_end(now, command)
             && let Some(lead) = self.lead.get_mut()
         {

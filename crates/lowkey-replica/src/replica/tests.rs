@@ -282,6 +282,7 @@ impl World {
             wait: !self.dice.once_in(8),
             max_hold: MaxHold::parse(if self.dice.once_in(4) { 1 } else { 0 }).expect("a good limit"),
             since_unix_ms: 0,
+            keeps_asked: false,
             request,
         };
         let wait = WaitTime::parse(self.dice.below(1_500) as i64).expect("a good wait");

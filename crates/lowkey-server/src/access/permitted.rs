@@ -31,6 +31,9 @@ impl Rule<'_> {
 
 /// Something that is asked for, and what it needs. The calls of the table are: each says `needs` there.
 pub trait Ruled {
+    /// It needs that also while access is not required: otherwise anybody could make himself the first admin.
+    const ALSO_WHILE_OPEN: bool = false;
+
     /// What its caller needs.
     fn rule(&self) -> Rule<'_>;
 }

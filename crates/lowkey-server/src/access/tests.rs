@@ -185,3 +185,15 @@ fn a_hash_is_no_secret() {
     let shown = world.shown(Some(&format!("lk_{token}_{hash}")), &[]);
     assert_eq!(world.acquires(&shown, "billing"), Err(Reason::Unauthenticated));
 }
+
+#[test]
+fn a_stranger_cannot_be_the_first_admin() {
+    let world = World::new();
+    let add = || lowkey_api::v1::AddPrincipalRequest { principal: "me".into(), ..Default::default() };
+    let refused = world.guard.permit(&world.shown(None, &[]), add()).map(drop);
+    assert_eq!(refused.unwrap_err().reason, Reason::Unauthenticated);
+    let mut extensions = Extensions::new();
+    extensions.insert(LocalAdmin);
+    world.guard.look_at(&HeaderMap::new(), &mut extensions);
+    assert!(world.guard.permit(&Shown::of(&extensions), add()).is_ok());
+}

@@ -43,13 +43,14 @@ impl Kind {
         match name {
             "RenewLease" | "ReleaseLock" | "RevokeLease" | "Resign" | "GetStatus" => urgent,
             "GetLock" | "GetLease" => large,
-            "ListLocks" | "ListLeases" => list,
+            "ListLocks" | "ListLeases" | "ListPrincipals" => list,
             "Session" | "Heartbeat" => Self { has_calls: true, urgency: Urgency::Urgent, ..stream },
             "Watch" | "Observe" | "ServerReflectionInfo" => stream,
             _ => match path {
                 "/v1/watch" | "/v1/election/observe" => stream,
                 "/v1/lock" | "/v1/lease" if method == Method::GET => large,
                 "/v1/locks" | "/v1/leases" => list,
+                "/v1/access/principals" if method == Method::GET => list,
                 "/v1/lease/renew"
                 | "/v1/lock/release"
                 | "/v1/lease/revoke"

@@ -40,6 +40,7 @@ use super::{
     shown,
 };
 use crate::call::calls;
+use crate::forming::Voice;
 
 /// The services of the gRPC port.
 ///
@@ -96,6 +97,17 @@ pub fn port<N: Node>(
         .layer(middleware::from_fn_with_state(Arc::clone(&node), envelope::<N>));
     Ok(Port { node, locks, others })
 }
+
+impl<N> Port<N> {
+    /// The same port with a service for other nodes beside those for clients.
+    pub(crate) fn with(self, voice: Option<Voice>) -> Self {
+        let Some(voice) = voice else { return self };
+        Self { others: self.others.route_service(FORMING_SERVICE, voice.service()), ..self }
+    }
+}
+
+/// The methods of the service by which nodes found a cluster.
+const FORMING_SERVICE: &str = "/lowkey.forming.v1.Forming/{*method}";
 
 impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
     type Response = HttpResponse;
@@ -220,6 +232,25 @@ pub(crate) async fn grpc_only(
 pub(crate) fn peers_only(grpc_address: &str) -> HttpResponse {
     let message = format!("{PEERS_ONLY}; gRPC for clients is served at {grpc_address}");
     Dialect::Grpc.error(ApiError::new(Reason::NoSuchRoute, message).with("grpc_address", grpc_address))
+}
+
+/// What a client is told that comes to a node which founds a cluster with others, and has none yet.
+const NOT_FORMED: &str = "this node waits for others to found a cluster with; its log says which are missing";
+
+/// The answer on the gRPC port of such a node.
+pub(crate) async fn not_formed() -> HttpResponse {
+    Dialect::Grpc.error(ApiError::new(Reason::NoLeader, NOT_FORMED))
+}
+
+/// The HTTP port of such a node: it lives, and is not ready.
+pub(crate) fn forming_http() -> Router {
+    let told = || Dialect::Json.error(ApiError::new(Reason::NoLeader, NOT_FORMED));
+    Router::new().route("/healthz", axum::routing::get(async || "ok\n")).fallback(
+        async move |request: Request| {
+            super::http::body::drain(request.into_body()).await;
+            told()
+        },
+    )
 }
 
 async fn unknown_method(request: Request) -> HttpResponse {

@@ -14,6 +14,7 @@ mod openapi;
 mod query;
 mod routes;
 mod strict;
+mod ui;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub fn router<N: Node>(node: Arc<N>, grpc_address: impl Into<Arc<str>>, gate: Ga
     let grpc_address: Arc<str> = grpc_address.into();
     let welcome = welcome(&grpc_address);
     routes::routes()
+        .merge(ui::routes())
         .route("/", get(async move || json_response(StatusCode::OK, &welcome)))
         .route("/openapi.json", get(async || json_bytes(StatusCode::OK, openapi::bytes())))
         .route("/v1/watch", get(watch::<N>))
@@ -61,6 +63,7 @@ fn welcome(grpc_address: &str) -> serde_json::Value {
         "about": "a distributed lock and leader-election service",
         "grpc": grpc_address,
         "links": {
+            "dashboard": "/ui/",
             "status": "/v1/status",
             "locks": "/v1/locks",
             "alive": "/healthz",

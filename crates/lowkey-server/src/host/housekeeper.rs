@@ -44,8 +44,12 @@ fn run(directory: &std::path::Path, host: &Weak<Host>, jobs: &mpsc::Receiver<Seg
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
         give_back_memory();
-        let enough = has_space(directory);
+        let space = space(directory);
         let Some(host) = host.upgrade() else { return };
+        if let Some((free, size)) = space {
+            host.metrics.disk_bytes(free, size);
+        }
+        let enough = is_enough(space);
         if let Some(made) = made {
             host.log.segment_made(made);
         }
@@ -62,10 +66,18 @@ fn give_back_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(NUDGE_BYTES)));
 }
 
-fn has_space(directory: &std::path::Path) -> bool {
-    match rustix::fs::statvfs(directory) {
-        Ok(stat) => stat.f_bavail.saturating_mul(stat.f_frsize) >= FREE_BYTES_MIN,
-        // If the disk does not report its free space, a full disk is noticed when a write fails.
-        Err(_) => true,
-    }
+/// What is free where the data is, and how much there is at all, in bytes.
+fn space(directory: &std::path::Path) -> Option<(u64, u64)> {
+    let stat = rustix::fs::statvfs(directory).ok()?;
+    Some((stat.f_bavail.saturating_mul(stat.f_frsize), stat.f_blocks.saturating_mul(stat.f_frsize)))
+}
+
+/// If the disk does not report its free space, a full disk is noticed when a write fails.
+fn is_enough(space: Option<(u64, u64)>) -> bool {
+    space.is_none_or(|(free, _)| free >= FREE_BYTES_MIN)
+}
+
+/// Whether a snapshot still fits where the data is.
+pub(crate) fn has_space(directory: &std::path::Path) -> bool {
+    is_enough(space(directory))
 }

@@ -27,6 +27,7 @@ use lowkey_wal::SealedError;
 pub(crate) use telling::tell_the_end;
 use telling::{tell_of_divergence, tell_of_members, tell_of_quarantine, tell_of_standing, tell_of_timing};
 
+use crate::audit::Audit;
 use crate::error::StartError;
 use crate::host::Host;
 use crate::host::log::{Ticket, wait_for_descriptors, wait_for_space};
@@ -50,6 +51,8 @@ pub(crate) struct Driver {
     pub(crate) replica: Replica,
     pub(crate) snapshot_jobs: SnapshotJobs,
     pub(crate) feed: HubFeed,
+    /// What is kept of grants that are over goes in here.
+    pub(crate) audit: Option<Arc<Audit>>,
 }
 
 /// Where the driver runs.
@@ -319,6 +322,10 @@ impl Running {
         if let Some(index) = output.history_lost {
             self.driver.feed.reset(index);
         }
+        if let Some(audit) = &self.driver.audit {
+            audit.applied(&mut output);
+        }
+        self.driver.host.metrics.late_renewals.inc_by(output.late_renewals);
         self.driver.host.metrics.applied_entries.inc_by(output.changes.len() as u64);
         for (revision, changes) in output.changes {
             self.driver.feed.applied(revision, changes);
@@ -344,12 +351,18 @@ impl Running {
         if (before.term, before.role, before.leader) != (status.term, status.role, status.leader) {
             self.driver.host.metrics.standing_changed(&before, &status);
             tell_of_standing(&status);
+            if let Some(audit) = &self.driver.audit {
+                audit.standing_changed(&before, &status);
+            }
         }
         if before.timing_factor != status.timing_factor {
             tell_of_timing(&status);
         }
         if before.applied >= self.told_before {
             tell_of_members(&before, &status);
+            if let Some(audit) = &self.driver.audit {
+                audit.members_changed(&before, &status);
+            }
         }
         tell_of_divergence(before.divergence, status.divergence);
         tell_of_quarantine(&before, &status);

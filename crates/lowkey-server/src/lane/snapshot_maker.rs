@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use lowkey_replica::{Input, SnapshotJob};
 
+use crate::audit::Audit;
 use crate::lane::Lane;
 use crate::lane::driver::EndOnPanic;
 use crate::lane::inbox::Event;
@@ -15,7 +16,7 @@ use crate::storage::SnapshotFiles;
 pub(crate) type SnapshotJobs = mpsc::Sender<SnapshotJob>;
 
 /// Starts the thread for a lane. It ends when the last sender of jobs is gone.
-pub(crate) fn start(lane: Arc<Lane>) -> std::io::Result<SnapshotJobs> {
+pub(crate) fn start(lane: Arc<Lane>, audit: Option<Arc<Audit>>) -> std::io::Result<SnapshotJobs> {
     let (jobs, receiver) = mpsc::channel::<SnapshotJob>();
     std::thread::Builder::new().name("snapshots".into()).spawn(move || {
         // A panic here ends the node. The same entries did not make the replica panic, so one of the two
@@ -24,6 +25,9 @@ pub(crate) fn start(lane: Arc<Lane>) -> std::io::Result<SnapshotJobs> {
         for job in receiver {
             let (index, started) = (job.index(), Instant::now());
             let base = job.base();
+            if let Some(audit) = &audit {
+                audit.wait_for(index);
+            }
             match make(&lane.snapshot_files, job) {
                 Ok(size_bytes) => {
                     let took_ms = started.elapsed().as_millis() as u64;

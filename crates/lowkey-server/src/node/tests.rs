@@ -93,6 +93,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
     let config = Config {
         node_name: None,
         data_dir: data_dir.to_owned(),
+        cluster_of: None,
         bootstrap: true,
         join: Vec::new(),
         raft_listen: any_port,
@@ -110,6 +111,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         leases_max: 1_000_000,
         watch_streams_max: 10,
         limits: ServeLimits::default(),
+        audit: None,
     };
     let ports = Ports {
         raft: listen("raft", any_port).await.unwrap(),

@@ -54,6 +54,7 @@ impl Operation for AcquireLockRequest {
             wait: wait > WaitTime::NONE,
             max_hold: MaxHold::parse(self.max_hold_seconds)?,
             since_unix_ms: 0,
+            keeps_asked: false,
             request: RequestId::parse(&self.request_id)?,
         };
         Ok(match wait {

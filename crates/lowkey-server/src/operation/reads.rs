@@ -169,6 +169,7 @@ fn waiter(position: u32, waiter: &Waiter) -> LockWaiter {
         mode: mode(waiter.mode).into(),
         scope: scope(waiter.scope).into(),
         position,
+        asked_unix_ms: unix_ms(waiter.asked_unix_ms),
     }
 }
 

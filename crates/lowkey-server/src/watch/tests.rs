@@ -159,6 +159,7 @@ async fn an_event_has_all_that_is_known_of_a_change() {
         end_reason: String::new(),
         at_unix_ms: 0,
         actor: String::new(),
+        cause: None,
     };
     assert_eq!(next(&mut stream).await, expected);
     let event = next(&mut stream).await;

@@ -10,13 +10,14 @@ use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse,
-    InvitePeerRequest, InvitePeerResponse, LeaderRequest, LeaderResponse, Lease, LeasesRenewed,
-    ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, LockHolder, Member,
-    ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse,
-    RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest,
-    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse,
-    WatchEvent, WatchRequest,
+    GetClusterStatusRequest, GetClusterStatusResponse, GetLeaseRequest, GetLeaseResponse, GetLockRequest,
+    GetLockResponse, GetStatusResponse, HeartbeatResponse, InvitePeerRequest, InvitePeerResponse,
+    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
+    ListLocksRequest, ListLocksResponse, LockHolder, Member, NodeReport, ObserveEvent, ObserveRequest,
+    ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest,
+    RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse,
+    RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent,
+    WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Call, Events, Guard, LeaseListener, LeaseNews, Node, Permitted};
@@ -310,6 +311,15 @@ impl FakeNode {
         Ok(InvitePeerResponse { token: "lowkey-join-1-00".into(), expires_unix_ms: 3_600_000 })
     }
 
+    async fn get_cluster_status(
+        &self,
+        _request: GetClusterStatusRequest,
+    ) -> Result<GetClusterStatusResponse, ApiError> {
+        let silent = NodeReport { problem: "it cannot be reached from here".into(), ..NodeReport::default() };
+        let nodes = vec![NodeReport { term: 7, ..NodeReport::default() }, silent];
+        Ok(GetClusterStatusResponse { node_id: "node-1".into(), nodes, ..Default::default() })
+    }
+
     async fn transfer_leader(
         &self,
         request: TransferLeaderRequest,
@@ -348,6 +358,7 @@ impl Node for FakeNode {
             "RemovePeer" => remove_peer,
             "InvitePeer" => invite_peer,
             "TransferLeader" => transfer_leader,
+            "GetClusterStatus" => get_cluster_status,
             "Campaign" => campaign,
             "Proclaim" => proclaim,
             "Resign" => resign,

@@ -313,6 +313,7 @@ impl SimClient {
             wait,
             max_hold,
             since_unix_ms,
+            keeps_asked: false,
             request,
         };
         if !wait {

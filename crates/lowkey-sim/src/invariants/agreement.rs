@@ -28,6 +28,7 @@ pub(crate) struct Agreement {
 /// An entry that was just seen to be committed.
 pub(crate) struct Committed {
     pub(crate) index: u64,
+    pub(crate) term: u64,
     pub(crate) command: Command,
     pub(crate) applied: Applied,
 }
@@ -121,7 +122,7 @@ impl Agreement {
             .map_err(|error| violation(format!("entry {index} holds no command: {error}")))?;
         let applied = self.state.apply(index, entry.term, &command);
         self.note_hash();
-        Ok(Some(Committed { index, command, applied }))
+        Ok(Some(Committed { index, term: entry.term, command, applied }))
     }
 
     fn note_hash(&mut self) {

@@ -63,6 +63,8 @@ impl Ledger {
                 // The changes beside them say the same.
                 Event::HoldStarted { .. } | Event::HoldEnded { .. } => {}
                 Event::Changed(change) => self.change(committed, change, now)?,
+                // `audit.rs` looks at these.
+                Event::GrantEnded(_) => {}
                 Event::WaitEnded { ticket, end } => {
                     self.places.remove(ticket);
                     let Some(ended) = self.chronicle.left(*ticket) else {

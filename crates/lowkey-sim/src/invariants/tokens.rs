@@ -1,7 +1,7 @@
 //! Tokens rise strictly, per lock and per group, across restarts, leader changes and snapshots
 //! (`docs/internals/invariants.md`, point 2); and one that is old touches no newer grant (`docs/internals/tokens.md`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lowkey_core::{Change, ChangeKind, Command, Event, LockName, Token};
 
@@ -46,6 +46,11 @@ impl Tokens {
         self.highest = token.0;
         self.granted.insert(token.0, lock.clone());
         Ok(())
+    }
+
+    /// All that were granted.
+    pub(crate) fn all(&self) -> BTreeSet<u64> {
+        self.granted.keys().copied().collect()
     }
 
     /// A client was told of a grant.

@@ -340,6 +340,7 @@ impl Script {
             wait: false,
             max_hold: None,
             since_unix_ms: 0,
+            keeps_asked: false,
             request: self.request_id(client),
         })
     }

@@ -103,6 +103,7 @@ impl Stage {
                 Change::HoldStarted { .. }
                 | Change::HoldEnded { .. }
                 | Change::Changed(_)
+                | Change::GrantEnded(_)
                 | Change::WaitEnded { .. } => {}
             }
         }

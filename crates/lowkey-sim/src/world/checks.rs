@@ -7,8 +7,8 @@ use lowkey_core::State;
 
 use super::WorldSummary;
 use crate::invariants::{
-    Acknowledged, Agreement, Elections, Expiry, Fencing, Ledger, LimitedHolds, Requests, Tokens, WaitRecords,
-    Watches,
+    Acknowledged, Agreement, AuditBook, Elections, Expiry, Fencing, Ledger, LimitedHolds, Requests, Tokens,
+    WaitRecords, Watches,
 };
 
 pub(crate) struct Checks {
@@ -23,6 +23,7 @@ pub(crate) struct Checks {
     pub(crate) holds: LimitedHolds,
     pub(crate) requests: Requests,
     pub(crate) fencing: Fencing,
+    pub(crate) audit: AuditBook,
 }
 
 impl Checks {
@@ -40,6 +41,7 @@ impl Checks {
             holds: LimitedHolds::default(),
             requests: Requests::default(),
             fencing: Fencing::default(),
+            audit: AuditBook::default(),
         }
     }
 

@@ -1,14 +1,14 @@
 //! How the machines of a world run: as the server's own loop does, with the disk in between.
 
 use lowkey_core::{MemberId, mutants};
-use lowkey_replica::{Input, MessageType, Output, Role, wire};
+use lowkey_replica::{Input, MessageType, Output, Role, SnapshotJob, may_save_snapshot, wire};
 use lowkey_wal::SimDisk;
 
 use super::{Checks, TICK_NANOS, World, WorldEvent};
 use crate::invariants::{
-    Check, Committed, Violation, is_right, no_leader_drops_itself, only_the_drifted_stop,
+    Check, Committed, Violation, audit, broken, is_right, no_leader_drops_itself, only_the_drifted_stop,
 };
-use crate::node::{Saving, StartProblem, group_id, load_snapshot};
+use crate::node::{Saving, StartProblem, group_id, load_snapshot, write_snapshot};
 use crate::plan::{MILLISECOND, SECOND, WorldPlan};
 use crate::words;
 
@@ -19,6 +19,7 @@ impl World {
         let member = self.nodes[node].member;
         match started {
             Ok(()) => {
+                self.begin_audits(node)?;
                 self.trace.tell(self.now, || format!("n{member} starts"));
                 self.wake_node(node, self.now);
                 Ok(())
@@ -38,6 +39,46 @@ impl World {
                 })
             }
         }
+    }
+
+    /// What was applied before a start is in the audit, or a snapshot of the leader took its place.
+    fn begin_audits(&mut self, node: usize) -> Check {
+        for group in self.plan.groups() {
+            let revision = self.nodes[node].lane(group).replica.state().revision();
+            if let Some((after, through)) = self.nodes[node].audits[group].begin(revision) {
+                let member = self.nodes[node].member;
+                return broken(
+                    audit::NAME,
+                    format!("after a crash n{member} knows nothing of what ended in {after}..={through}"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Has all that was applied recorded.
+    pub(super) fn write_audits(&mut self, node: usize) {
+        let machine = &mut self.nodes[node];
+        let lanes = machine.process.iter_mut().flat_map(|process| &mut process.lanes);
+        for (lane, audit) in lanes.zip(&mut machine.audits) {
+            audit.write(&mut lane.audit);
+        }
+    }
+
+    /// A snapshot was made. It is saved when the audit is durable through its index; until then it waits.
+    pub(super) fn snapshot_written(&mut self, node: usize, group: usize, job: SnapshotJob) -> Check {
+        let machine = &mut self.nodes[node];
+        if !may_save_snapshot(job.index(), Some(machine.audits[group].durable()), 0, false) {
+            machine.lane_mut(group).audit.wants_sync = true;
+            let incarnation = machine.incarnation;
+            let at = self.now + 20 * MILLISECOND;
+            self.schedule(at, WorldEvent::SnapshotWritten { node, incarnation, group, job });
+            return Ok(());
+        }
+        let written = write_snapshot(&machine.disk, group, job);
+        let input = written.map_err(|what| self.ended(node, what))?;
+        self.input(node, group, input);
+        Ok(())
     }
 
     pub(crate) fn input(&mut self, node: usize, group: usize, input: Input) {
@@ -73,11 +114,15 @@ impl World {
         let local = machine.now(self.now);
         let Some(process) = &mut machine.process else { return Ok(()) };
         // While the disk is busy with what a lane saves, its next batch gathers.
-        for lane in process.lanes.iter_mut().filter(|lane| lane.saving == Saving::Nothing) {
+        let lanes = process.lanes.iter_mut().zip(&mut machine.audits);
+        for (lane, audit) in lanes.filter(|(lane, _)| lane.saving == Saving::Nothing) {
             lane.take_in(local);
             if self.now >= lane.next_tick {
                 lane.next_tick = self.now + machine.clock.true_span(TICK_NANOS);
                 lane.replica.step(local, Input::Tick);
+                if lane.audit.ticks() {
+                    audit.write(&mut lane.audit);
+                }
             }
         }
         for group in self.plan.groups() {
@@ -102,7 +147,7 @@ impl World {
             if lane.saving != Saving::Nothing || !lane.replica.has_work() {
                 return Ok(());
             }
-            let output = match lane.begin_turn(group, &machine.disk, local) {
+            let output = match lane.begin_turn(group, &machine.disk, &mut machine.audits[group], local) {
                 Ok(begun) => begun,
                 Err(what) => return self.disk_failed(node, what),
             };
@@ -241,6 +286,7 @@ impl World {
         }
         let checks = &mut self.groups[group];
         checks.tokens.committed(committed)?;
+        checks.audit.committed(committed)?;
         checks.requests.committed(committed)?;
         checks.acknowledged.committed(committed, &checks.ledger);
         checks.ledger.follow(committed, checks.agreement.state(), self.now)?;
@@ -257,6 +303,9 @@ impl World {
     }
 
     fn carry_out(&mut self, node: usize, group: usize, mut output: Output) -> Check {
+        if self.nodes[node].drifted {
+            self.nodes[node].audits[group].is_tainted = true;
+        }
         self.nodes[node].lane_mut(group).remember(&mut output);
         for message in output.messages {
             self.groups[group].agreement.sent(self.nodes[node].incarnation, &message)?;

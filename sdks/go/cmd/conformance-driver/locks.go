@@ -56,6 +56,9 @@ func optionsOf(asked *command) ([]lowkey.LockOption, error) {
 	if asked.Value != "" {
 		options = append(options, lowkey.Value(asked.Value))
 	}
+	if asked.AtMostSeconds > 0 {
+		options = append(options, lowkey.AtMost(time.Duration(asked.AtMostSeconds)*time.Second))
+	}
 	if asked.WaitMs != nil {
 		options = append(options, lowkey.Wait(time.Duration(*asked.WaitMs)*time.Millisecond))
 	}

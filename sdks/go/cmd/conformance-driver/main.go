@@ -48,6 +48,8 @@ type command struct {
 	Scope      string `json:"scope"`
 	Value      string `json:"value"`
 	WaitMs     *int64 `json:"wait_ms"`
+
+	AtMostSeconds int64 `json:"at_most_seconds"`
 }
 
 // fields is an object of JSON.
@@ -176,6 +178,8 @@ func kindOf(err error) string {
 
 func causeName(cause lowkey.LossCause) string {
 	switch cause {
+	case lowkey.HeldTooLong:
+		return "held_too_long"
 	case lowkey.Expired:
 		return "expired"
 	case lowkey.Gone:

@@ -41,6 +41,8 @@ class LossCause(enum.Enum):
     """This client closed the session."""
     RELEASED_ELSEWHERE = "released_elsewhere"
     """Somebody else released this lock. Its session goes on."""
+    HELD_TOO_LONG = "held_too_long"
+    """This lock was held for as long as `at_most` allows. Its session goes on."""
     RELEASED = "released"
     """You released it yourself. Only `check` tells this: it is no loss."""
     FORKED = "forked"
@@ -55,6 +57,7 @@ _CAUSES = {
     LossCause.GONE: "the lease is gone: it ran out, or was revoked",
     LossCause.CLOSED: "the session was closed",
     LossCause.RELEASED_ELSEWHERE: "somebody else released it",
+    LossCause.HELD_TOO_LONG: "it was held for as long as it may be",
     LossCause.RELEASED: "you released it",
     LossCause.FORKED: "this process was forked, and a fork holds nothing",
 }
@@ -68,6 +71,11 @@ def valid_until(first_sent_ns: int, ttl_seconds: int) -> int:
 def valid_until_after_wait(first_sent_ns: int, waited_ms: int, ttl_seconds: int) -> int:
     """Return the same for a lease that was made by an acquire which waited."""
     return valid_until(first_sent_ns + waited_ms * MILLISECOND // 10 * 9, ttl_seconds)
+
+
+def held_until(first_sent_ns: int, waited_ms: int, max_hold_seconds: int) -> int:
+    """Return until when a grant with a limit is believed in, unless its lease ends before."""
+    return valid_until_after_wait(first_sent_ns, waited_ms, max_hold_seconds)
 
 
 def mix(token: int) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, TypeVar
 
-from lowkey._belief import GrantView, LossCause, Validity, valid_until
+from lowkey._belief import GrantView, LossCause, Validity, held_until, valid_until
 from lowkey._clock import SECOND, now_ns
 from lowkey._credentials import Credentials
 from lowkey._engine import Engine
@@ -40,6 +40,8 @@ from lowkey.errors import (
 )
 
 WAIT_MAX_SECONDS = 24 * 3600.0
+# The longest limit of how long a lock is held: a week.
+AT_MOST_MAX_SECONDS = 7 * 24 * 3600
 # How long a release or revocation is tried whose answer nobody waits for.
 _TELL_SECONDS = 3600.0
 # How many of those are on the way at once. Of one lease the service takes 128 operations.
@@ -97,17 +99,28 @@ class Wish:
     way: Way
     value: str
     wait_seconds: float | None  # None: as long as it takes; 0: not at all
+    at_most: int | None = None  # how many seconds it is held, however well its lease is renewed
 
     @classmethod
     def make(
-        cls, name: str, timeout: float | None, shared: bool, subtree: bool, value: str
+        cls,
+        name: str,
+        timeout: float | None,
+        shared: bool,
+        subtree: bool,
+        value: str,
+        at_most: int | None = None,
     ) -> Wish:
         """Check what a program wants."""
         if not isinstance(name, str):
             raise InvalidArgument(f"a lock's name must be text, not {type(name).__name__}")
         if timeout is not None and not timeout >= 0:
             raise InvalidArgument("timeout must be None (as long as it takes), 0, or more seconds")
-        return cls(name, Way(shared, subtree), value, timeout)
+        is_whole = isinstance(at_most, int) and not isinstance(at_most, bool)
+        if at_most is not None and not (is_whole and 1 <= at_most <= AT_MOST_MAX_SECONDS):
+            text = f"at_most must be None, or 1 to {AT_MOST_MAX_SECONDS} whole seconds"
+            raise InvalidArgument(f"{text}, not {at_most!r}")
+        return cls(name, Way(shared, subtree, at_most is not None), value, timeout, at_most)
 
 
 class Core:
@@ -317,10 +330,13 @@ class Core:
             body["scope"] = "SUBTREE"
         if wish.value:
             body["value"] = wish.value
+        if wish.at_most is not None:
+            body["max_hold_seconds"] = wish.at_most
         wait_until_ns: int | None = None
         if wish.wait_seconds != 0:
             wait_until_ns = until_ns or self.deadline(WAIT_MAX_SECONDS)
         deadline_ns = max(now_ns(), wait_until_ns or 0) + int(self.config.call_timeout * SECOND)
+        first_sent_ns = now_ns()
         call = self.link.call(
             Call("POST", "/v1/lock/acquire", body), deadline_ns, wait_until_ns=wait_until_ns
         )
@@ -342,13 +358,21 @@ class Core:
         except Unavailable as error:
             self._give_up(presence, wish.name, acquire_id)
             raise _GaveUp(error) from None
-        grant = Grant(presence, wish.name, token, waited_ms)
+        limit_ns = None
+        if wish.at_most is not None:
+            # From before the first send: every attempt has the same request id.
+            limit_ns = held_until(first_sent_ns, waited_ms, wish.at_most)
+        grant = Grant(presence, wish.name, token, waited_ms, limit_ns)
         if not presence.validity.is_valid():
             # A grant is valid only within the validity of its lease.
             self._give_up(presence, wish.name, acquire_id)
             cause = presence.validity.cause or LossCause.EXPIRED
             raise _GaveUp(SessionLost(presence.lease_id, cause))
+        if not grant.is_held():
+            self._give_up(presence, wish.name, acquire_id)
+            raise _GaveUp(Unavailable("its time was over before the answer came", True))
         presence.add(grant)
+        self.keeper.limit(grant)
         return grant
 
     def _give_up(self, presence: Presence, name: str, acquire_id: str) -> None:

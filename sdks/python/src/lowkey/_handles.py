@@ -186,7 +186,7 @@ class GuardHandle:
     @property
     def remaining(self) -> float:
         """How many seconds it is held for certain if no further renewal is acknowledged."""
-        return self._grant.presence.validity.remaining_ns() / 1e9 if self.held else 0.0
+        return self._grant.remaining_ns() / 1e9 if self.held else 0.0
 
     @property
     def lost_cause(self) -> LossCause | None:

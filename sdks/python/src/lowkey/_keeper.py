@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from lowkey._belief import GrantView, LossCause
@@ -19,7 +20,7 @@ from lowkey._retry import up_to
 from lowkey.errors import ApiError, Unavailable, WrongCluster
 
 if TYPE_CHECKING:
-    from lowkey._presence import Presence
+    from lowkey._presence import Grant, Presence
 
 # The clock is read at least this often, because it may have gone on while timers stood still.
 _LOOK_NS = 100 * MILLISECOND
@@ -68,6 +69,7 @@ class Keeper:
         self._kept: dict[int, _Kept] = {}
         self._due: list[tuple[int, int]] = []
         self._ends: list[tuple[int, int]] = []
+        self._limits: list[tuple[int, int, weakref.ref[Grant]]] = []
         self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,6 +84,12 @@ class Keeper:
         heapq.heappush(self._ends, (presence.validity.valid_until_ns, presence.lease_id))
         self._plan(kept, made_ns + kept.ttl_ns // 3)
         self._arm(0)
+
+    def limit(self, grant: Grant) -> None:
+        """End belief in a grant when its own time is over, if it has a limit."""
+        if grant.limit_ns is not None:
+            heapq.heappush(self._limits, (grant.limit_ns, grant.token, weakref.ref(grant)))
+            self._arm(0)
 
     def forget(self, lease_id: int) -> None:
         """Stop keeping a lease."""
@@ -112,8 +120,11 @@ class Keeper:
         if not self._kept:
             self._due.clear()
             self._ends.clear()
+            self._limits.clear()  # their leases are lost
             return
         next_ns = now + _LOOK_NS
+        if self._limits:
+            next_ns = min(next_ns, self._limits[0][0])
         if self._ends:
             next_ns = min(next_ns, self._ends[0][0])
         if self._due and self._under_way < _UNDER_WAY_MAX:
@@ -121,6 +132,10 @@ class Keeper:
         self._arm(max(MILLISECOND, next_ns - now_ns()))
 
     def _end_overdue(self, now: int) -> None:
+        while self._limits and self._limits[0][0] <= now:
+            grant = heapq.heappop(self._limits)[2]()
+            if grant is not None:
+                grant.outlive()
         while self._ends and self._ends[0][0] <= now:
             _, lease_id = heapq.heappop(self._ends)
             kept = self._kept.get(lease_id)

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
 from lowkey._belief import Beliefs, GrantView, LossCause, Validity
+from lowkey._clock import now_ns
 from lowkey._engine import Engine
 
 Listener = Callable[[LossCause], None]
@@ -87,16 +88,25 @@ class Way(NamedTuple):
 
     is_shared: bool
     is_subtree: bool
+    is_limited: bool = False  # a grant that is held for a limited time is nobody else's
 
 
 class Grant:
     """A lock that is held. Whether it is held now is asked of the clock."""
 
-    def __init__(self, presence: Presence, name: str, token: int, waited_ms: int) -> None:
+    def __init__(
+        self,
+        presence: Presence,
+        name: str,
+        token: int,
+        waited_ms: int,
+        limit_ns: int | None = None,
+    ) -> None:
         self.presence = presence
         self.name = name
         self.token = token
         self.waited_ms = waited_ms
+        self.limit_ns = limit_ns  # belief ends here at the latest, by this client's own clock
         self.guards = 1  # that share it; counted on the engine's thread
         self.is_ended = False  # released, or lost by itself; never true and then false
         self.lost_cause: LossCause | None = None
@@ -104,20 +114,45 @@ class Grant:
 
     def is_held(self) -> bool:
         """Tell whether the holder may act now. Any thread may ask."""
-        return not self.is_ended and self.presence.validity.is_valid()
+        return not self.is_ended and not self._is_outlived() and self.presence.validity.is_valid()
+
+    def _is_outlived(self) -> bool:
+        return self.limit_ns is not None and now_ns() >= self.limit_ns
+
+    def remaining_ns(self) -> int:
+        """Return how long it is held for certain if nothing more is heard."""
+        if not self.is_held():
+            return 0
+        remaining = self.presence.validity.remaining_ns()
+        return remaining if self.limit_ns is None else min(remaining, self.limit_ns - now_ns())
 
     def cause(self) -> LossCause | None:
         """Return why it is lost: None if it is held, or was released by its holder."""
         if self.lost_cause is not None:
             return self.lost_cause
+        if not self.is_ended and self._is_outlived():
+            return LossCause.HELD_TOO_LONG
         return None if self.is_ended else self.presence.validity.cause
 
     def lose(self, cause: LossCause) -> None:
         """End it alone: the service has it no more, although the lease goes on."""
-        if self.lost_cause is None and not self.is_ended:
+        if self.is_ended:
+            return
+        if self._is_outlived():
+            cause = LossCause.HELD_TOO_LONG
+        self.is_ended = True
+        if self.lost_cause is None:
             self.lost_cause = cause
-            self.is_ended = True
             self.signal.give(cause)
+
+    def outlive(self) -> None:
+        """End belief in it: its own time is over. The service has it still, for a tenth of that.
+
+        So it is not ended: who drops it releases it.
+        """
+        if self.lost_cause is None and not self.is_ended:
+            self.lost_cause = LossCause.HELD_TOO_LONG
+            self.signal.give(LossCause.HELD_TOO_LONG)
 
 
 class Door:
@@ -138,7 +173,8 @@ class Door:
         """
         while True:
             grant = self.grant
-            can_share = grant is not None and self.way == way and way.is_shared
+            is_joint = way.is_shared and not way.is_limited
+            can_share = grant is not None and self.way == way and is_joint
             if can_share and not self._line and grant is not None and grant.is_held():
                 grant.guards += 1
                 return grant

@@ -212,9 +212,10 @@ class Session(SessionHandle):
         shared: bool = False,
         subtree: bool = False,
         value: str = "",
+        at_most: int | None = None,
     ) -> Opening[Guard]:
         """Acquire a lock; see `lowkey.Session.lock`."""
-        wish = Wish.make(name, timeout, shared, subtree, value)
+        wish = Wish.make(name, timeout, shared, subtree, value, at_most)
 
         async def acquire() -> Guard:
             return Guard(self, self._core, await self._ask_lock(wish).wait_async())
@@ -226,7 +227,9 @@ class Session(SessionHandle):
     ) -> Guard | None:
         """Acquire a lock if it is free now; return None if another holds it."""
         try:
-            return await self.lock(name, 0, shared=shared, subtree=subtree, value=value)
+            return await self.lock(
+                name, 0, shared=shared, subtree=subtree, value=value, at_most=at_most
+            )
         except LockHeld:
             return None
 

@@ -266,4 +266,10 @@ fn it_is_not_required_without_an_admin_and_can_be_opened_again_by_the_socket() {
     assert_eq!(no.status.code(), Some(1));
     closed.admin(&["require", "--off"]);
     assert_eq!(closed.http(0, "GET", "/v1/locks", None, "").status, 200);
+    // Who may do what is not everybody's to say, also while the cluster is open.
+    let body = json!({ "principal": "me" });
+    for path in ["/v1/access/principals", "/v1/access/tokens"] {
+        assert_eq!(closed.reason(0, "POST", path, None, &body), "UNAUTHENTICATED");
+        assert_eq!(closed.reason(0, "POST", path, Some(&closed.web), &body), "PERMISSION_DENIED");
+    }
 }

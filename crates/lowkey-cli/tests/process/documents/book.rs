@@ -8,13 +8,14 @@ use super::typing::playground::Playground;
 use crate::harness::http;
 
 /// Pages that are typed from top to bottom, each by a test below.
-const PLAYED: [&str; 11] = [
+const PLAYED: [&str; 12] = [
     "docs/start/five-minutes.md",
     "docs/guides/choosing-a-ttl.md",
     "docs/guides/cron.md",
     "docs/guides/fencing.md",
     "docs/guides/force-unlock.md",
     "docs/guides/from-other-languages.md",
+    "docs/guides/incident.md",
     "docs/guides/leader-election.md",
     "docs/guides/migration.md",
     "docs/guides/rate-of-one.md",
@@ -58,6 +59,7 @@ played! {
     the_guide_to_fencing_is_as_told: "docs/guides/fencing.md", at least 3;
     the_guide_to_force_unlock_is_as_told: "docs/guides/force-unlock.md", at least 6;
     the_guide_for_other_languages_is_as_told: "docs/guides/from-other-languages.md", at least 7;
+    the_guide_to_an_incident_is_as_told: "docs/guides/incident.md", at least 9;
     the_guide_to_leader_election_is_as_told: "docs/guides/leader-election.md", at least 5;
     the_guide_to_migrations_is_as_told: "docs/guides/migration.md", at least 1;
     the_guide_to_a_rate_of_one_is_as_told: "docs/guides/rate-of-one.md", at least 4;

@@ -92,6 +92,8 @@ fn run_client(terminal: &Terminal, command: &str, name: &str) {
         "ls" => line(&format!("{name}\t")),
         "get" => line("holder\t"),
         "check" => line("current\t"),
+        "explain" => line(&format!("Nobody holds {name}.")),
+        "audit" => printed.contains("\treleased\t"),
         "leader" => printed.contains("\thttp://10.0.0.1:4000\t"),
         "cert" => line("certs/ca.pem is for lowkey CA "),
         "fence" => printed.contains("CREATE TABLE IF NOT EXISTS lowkey_fence"),

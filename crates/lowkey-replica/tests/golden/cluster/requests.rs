@@ -162,6 +162,7 @@ impl<'a> Words<'a> {
             wait: wait.is_some(),
             max_hold: MaxHold::parse(self.key("max_hold").map_or(Ok(0), str::parse)?)?,
             since_unix_ms: 0,
+            keeps_asked: false,
             request,
         };
         Ok(match wait {

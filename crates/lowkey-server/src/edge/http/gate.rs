@@ -35,7 +35,7 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const ANY_HOST_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
 /// Paths that a link on any page may lead to.
-const LINKED_PATHS: [&str; 2] = ["/", "/ui"];
+const LINKED_PATHS: [&str; 3] = ["/", "/ui", "/ui/"];
 
 /// The longest name that DNS has, in bytes.
 const NAME_BYTES_MAX: usize = 253;

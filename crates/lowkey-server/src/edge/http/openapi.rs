@@ -35,7 +35,7 @@ const STREAMS: [(&str, &str, &str, &[&str]); 2] = [
 ];
 
 /// What is no call: path, name, what it answers, and as what.
-const OTHERS: [(&str, &str, &str, &str); 5] = [
+const OTHERS: [(&str, &str, &str, &str); 6] = [
     ("/", "Welcome", "What this is, and the routes with an example of each.", "application/json"),
     ("/healthz", "Healthz", "`ok` while the process runs.", "text/plain"),
     (
@@ -51,6 +51,7 @@ const OTHERS: [(&str, &str, &str, &str); 5] = [
         "application/openmetrics-text",
     ),
     ("/openapi.json", "OpenApi", "This document.", "application/json"),
+    ("/ui/", "Dashboard", "The dashboard: a page for people, made of this API.", "text/html"),
 ];
 
 const ABOUT: &str = "A distributed lock and leader-election service. Any node answers any call. Names are in camel \

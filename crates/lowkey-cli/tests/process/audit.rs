@@ -1,0 +1,246 @@
+//! What is kept of grants that are over, on real nodes: told on any node, whole after every `kill -9`, and in nobody's way.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cli::{Service, lowkey};
+use crate::harness::{Cluster, Node, eventually, http, rounds};
+
+fn acquire(node: &Node, lock: &str, owner: &str, ttl: u64) -> Value {
+    let body = format!(r#"{{"lock_name":"{lock}","owner_id":"{owner}","ttl_seconds":{ttl}}}"#);
+    node.ok("POST", "/v1/lock/acquire", &body)
+}
+
+fn release(node: &Node, lock: &str, grant: &Value) {
+    let body = format!(
+        r#"{{"lock_name":"{lock}","lease_id":{},"fencing_token":{}}}"#,
+        grant["leaseId"], grant["fencingToken"]
+    );
+    node.ok("POST", "/v1/lock/release", &body);
+}
+
+/// All that a node tells of grants that are over: by token, and the gaps.
+fn audit(node: &Node) -> (BTreeMap<String, Value>, Vec<Value>) {
+    let (mut rows, mut gaps, mut after) = (BTreeMap::new(), Vec::new(), String::new());
+    loop {
+        let path = format!("/v1/audit?page_size=1000&after={after}");
+        let path = if after.is_empty() { "/v1/audit?page_size=1000".to_owned() } else { path };
+        let page = eventually("the audit answers", || {
+            let (status, text) = node.http("GET", &path, "")?;
+            (status == 200).then(|| serde_json::from_str::<Value>(&text).unwrap())
+        });
+        for row in page["grants"].as_array().unwrap() {
+            let token = row["fencingToken"].as_str().unwrap().to_owned();
+            let before = rows.insert(token.clone(), row.clone());
+            assert!(before.is_none(), "token {token} ended twice");
+        }
+        gaps.extend(page["gaps"].as_array().unwrap().iter().cloned());
+        after = page["through"].as_str().unwrap().to_owned();
+        if page["more"] == false {
+            return (rows, gaps);
+        }
+    }
+}
+
+#[test]
+fn what_happened_to_a_lock_is_told_on_any_node() {
+    let cluster = Cluster::start(3);
+    let leader = cluster.wait_whole();
+    let node = &cluster.nodes[leader];
+    let grant = acquire(node, "billing/nightly", "worker-1", 60);
+    release(node, "billing/nightly", &grant);
+    acquire(node, "billing/nightly", "worker-2", 1);
+    eventually("the lease has run out", || {
+        let lock = node.ok("GET", "/v1/lock?name=billing/nightly", "");
+        lock["holders"].as_array().unwrap().is_empty().then_some(())
+    });
+    acquire(node, "billing/nightly", "worker-3", 600);
+    for node in &cluster.nodes {
+        let told = node.ok("GET", "/v1/explain?name=billing/nightly", "");
+        let sentences: Vec<&str> =
+            told["sentences"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        assert_eq!(sentences.len(), 3, "{sentences:?}");
+        assert!(
+            sentences[0].starts_with("worker-3 holds billing/nightly with token 3 since "),
+            "{sentences:?}"
+        );
+        assert!(sentences[1].starts_with("Token 2 was worker-2's: granted "), "{sentences:?}");
+        assert!(sentences[1].contains("by expiry (last renewal 1."), "{sentences:?}");
+        assert!(sentences[1].ends_with("before, no leader change)."), "{sentences:?}");
+        assert!(sentences[2].contains("given back at "), "{sentences:?}");
+        let told = node.ok("GET", "/v1/explain?name=billing/nightly&fencing_token=1", "");
+        assert!(told["sentences"][1].as_str().unwrap().starts_with("Token 2 went to worker-2 "), "{told}");
+    }
+    let all: Vec<_> = cluster.nodes.iter().map(audit).collect();
+    assert_eq!(all[0].0.len(), 2);
+    assert!(all.iter().all(|one| one.0 == all[0].0), "all nodes tell the same: {all:?}");
+    let row = &all[0].0["2"];
+    assert_eq!((row["cause"].as_str(), row["ownerId"].as_str()), (Some("expired"), Some("worker-2")));
+    assert_ne!(row["askedUnixMs"], "0");
+
+    let service = Service::of(&cluster.nodes);
+    let text = service.ok(&["explain", "billing/nightly", "--token", "2"]);
+    assert!(text.contains("Token 3 went to worker-3 "), "{text}");
+    let lines = service.ok(&["audit", "query", "--cause", "expired", "--json"]);
+    let line: Value = serde_json::from_str(lines.trim()).unwrap();
+    assert_eq!((&line["lockName"], &line["fencingToken"]), (&row["lockName"], &row["fencingToken"]));
+    assert_eq!(service.ok(&["audit", "query", "--owner", "worker-1"]).lines().count(), 1);
+    let csv = service.ok(&["audit", "export", "--format", "csv"]);
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+    let wrong = node.http("GET", "/v1/audit?cause=boredom", "").unwrap();
+    assert!(wrong.0 == 400 && wrong.1.contains("must be one of released, expired"), "{wrong:?}");
+}
+
+/// Takes and gives back one lock until told to stop; gives the tokens whose ends were acknowledged.
+fn work(ports: Vec<u16>, lock: String, stop: &AtomicBool) -> Vec<String> {
+    let mut ended = Vec::new();
+    let mut turn = 0;
+    while !stop.load(Ordering::Relaxed) {
+        turn += 1;
+        let port = ports[turn % ports.len()];
+        let body = format!(r#"{{"lock_name":"{lock}","owner_id":"w","ttl_seconds":5}}"#);
+        let Some((200, text)) = http(port, "POST", "/v1/lock/acquire", &body) else {
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        let grant: Value = serde_json::from_str(&text).unwrap();
+        let body = format!(
+            r#"{{"lock_name":"{lock}","lease_id":{},"fencing_token":{}}}"#,
+            grant["leaseId"], grant["fencingToken"]
+        );
+        if let Some((200, _)) = http(port, "POST", "/v1/lock/release", &body) {
+            ended.push(grant["fencingToken"].as_str().unwrap().to_owned());
+        }
+    }
+    ended
+}
+
+/// Longer: `LOWKEY_AUDIT_KILLS=100`.
+#[test]
+fn every_acknowledged_end_is_told_by_every_node_after_kills_under_load() {
+    let mut cluster = Cluster::start(3);
+    let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.ports.http).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..4)
+        .map(|number| {
+            let (ports, stop) = (ports.clone(), Arc::clone(&stop));
+            thread::spawn(move || work(ports, format!("jobs/{number}"), &stop))
+        })
+        .collect();
+    for round in 0..rounds("LOWKEY_AUDIT_KILLS", 4) {
+        let applied = cluster.nodes[(round + 1) % 3].log_position().1;
+        eventually("there is load", || {
+            let status = cluster.nodes[(round + 1) % 3].status()?;
+            let now: u64 = status["appliedIndex"].as_str()?.parse().ok()?;
+            (now > applied + 200).then_some(())
+        });
+        let node = &mut cluster.nodes[round % 3];
+        node.kill();
+        node.start_ready();
+    }
+    stop.store(true, Ordering::Relaxed);
+    let ended: Vec<String> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
+    cluster.wait_whole();
+    assert!(ended.len() > 200, "there was load: {}", ended.len());
+    // What is still held runs out.
+    eventually("nobody holds anything", || {
+        let locks = cluster.nodes[0].http("GET", "/v1/locks", "")?;
+        (locks.0 == 200 && serde_json::from_str::<Value>(&locks.1).unwrap()["locks"] == Value::Array(vec![]))
+            .then_some(())
+    });
+    let all: Vec<_> = cluster.nodes.iter().map(audit).collect();
+    for (node, (rows, gaps)) in cluster.nodes.iter().zip(&all) {
+        // A gap of one node is filled by others: none is left.
+        assert!(gaps.is_empty(), "{}: {gaps:?}", node.name);
+        for token in &ended {
+            assert!(rows.contains_key(token), "{} knows nothing of token {token}", node.name);
+        }
+        assert_eq!(rows, &all[0].0, "all nodes tell the same");
+    }
+}
+
+#[test]
+fn an_audit_that_cannot_be_written_stops_no_lock_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    let pair = |lock: &str| {
+        let grant = acquire(&node, lock, "worker", 60);
+        release(&node, lock, &grant);
+        grant["fencingToken"].as_str().unwrap().to_owned()
+    };
+    let first = pair("a");
+    assert!(audit(&node).0.contains_key(&first));
+    // Somebody deletes it, and a file is in the way of another.
+    let directory = node.data_dir.join("audit");
+    fs::remove_dir_all(&directory).unwrap();
+    fs::write(&directory, "in the way").unwrap();
+    let began = Instant::now();
+    let second = pair("b");
+    assert!(began.elapsed() < Duration::from_secs(10));
+    eventually("it says so", || node.log_text().contains("the audit cannot be written").then_some(()));
+    let metrics = node.http("GET", "/metrics", "").unwrap().1;
+    assert!(metrics.contains("\nlowkey_audit_writable 0\n"), "{metrics}");
+    let (status, text) = node.http("GET", "/v1/audit", "").unwrap();
+    assert!(status == 503 && text.contains("AUDIT_BEHIND"), "{text}");
+    pair("c");
+    // The way is free again.
+    fs::remove_file(&directory).unwrap();
+    eventually("it is written again", || {
+        node.log_text().contains("the audit is written again").then_some(())
+    });
+    let third = pair("d");
+    let (rows, gaps) = audit(&node);
+    assert!(rows.contains_key(&second) && rows.contains_key(&third), "{rows:?}");
+    assert!(!rows.contains_key(&first) && !gaps.is_empty(), "what was deleted is a declared gap: {gaps:?}");
+}
+
+#[test]
+fn nothing_is_kept_where_nothing_is_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap", "--audit", "off"]);
+    node.start_ready();
+    let grant = acquire(&node, "a", "worker", 60);
+    release(&node, "a", &grant);
+    let (status, text) = node.http("GET", "/v1/audit", "").unwrap();
+    assert!(status == 409 && text.contains("AUDIT_OFF"), "{text}");
+    assert!(!node.data_dir.join("audit").exists());
+}
+
+#[test]
+fn who_follows_is_told_of_each_end_and_can_go_on_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    node.start_ready();
+    let service = Service::of(std::slice::from_ref(&node));
+    let end = |lock: &str| {
+        let grant = acquire(&node, lock, "worker", 60);
+        release(&node, lock, &grant);
+    };
+    end("before");
+    let position = audit(&node).0["1"]["position"].as_str().unwrap().to_owned();
+    let out = folder.path().join("followed");
+    let mut command = lowkey();
+    command
+        .args(["audit", "follow", "--json", "--after", &position])
+        .args(["--endpoints", &format!("http://127.0.0.1:{}", node.ports.grpc)]);
+    let mut child = command.stdout(fs::File::create(&out).unwrap()).stderr(Stdio::null()).spawn().unwrap();
+    end("after/1");
+    end("after/2");
+    let locks = || -> Vec<String> {
+        let text = fs::read_to_string(&out).unwrap();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.map(|line| line["lockName"].as_str().unwrap_or("a gap").to_owned()).collect()
+    };
+    eventually("both are told", || (locks() == ["after/1", "after/2"]).then_some(()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(service.ok(&["audit", "query", "--lock", "before"]).starts_with("before\t1\tworker\t"));
+}

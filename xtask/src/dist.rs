@@ -1,0 +1,166 @@
+//! Makes what people install: a static binary with its manual as `.tar.gz` and as `.deb`, a list of what is in it (SBOM),
+//! and checksums. The same commit gives the same bytes: paths are remapped, and all times are the commit's.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Outcome, read, root, run, sbom, write};
+
+/// musl's resolver needs no shared libraries: names are looked up in `/etc/hosts` and by DNS.
+const TARGET: &str = "x86_64-unknown-linux-musl";
+const SHELLS: [(&str, &str); 3] = [
+    ("bash", "usr/share/bash-completion/completions/lowkey"),
+    ("zsh", "usr/share/zsh/vendor-completions/_lowkey"),
+    ("fish", "usr/share/fish/vendor_completions.d/lowkey.fish"),
+];
+
+pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
+    let root = root();
+    let epoch = run(Command::new("git").current_dir(&root).args(["log", "-1", "--format=%ct"]))?;
+    let epoch = epoch.trim().to_owned();
+    let binary = match binary {
+        Some(binary) => binary,
+        None => build(&root, &epoch)?,
+    };
+    let libraries = interpreter(&binary)?;
+    if let Some(loader) = &libraries {
+        eprintln!("xtask: {} is not static: it needs {loader}", binary.display());
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let out = root.join("target/dist");
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(|error| format!("cannot clear {}: {error}", out.display()))?;
+    }
+    let deb_root = out.join("deb");
+    let program = deb_root.join("usr/bin/lowkey");
+    copy(&binary, &program, 0o755)?;
+    run(Command::new("strip").arg(&program))?;
+    for (shell, path) in SHELLS {
+        let script = run(Command::new(&program).args(["completions", shell]))?;
+        write(&deb_root.join(path), script)?;
+    }
+    run(Command::new(&program).arg("man").arg(deb_root.join("usr/share/man/man1")))?;
+    copy(&root.join("LICENSE"), &deb_root.join("usr/share/doc/lowkey/copyright"), 0o644)?;
+    copy(&root.join("CHANGELOG.md"), &deb_root.join("usr/share/doc/lowkey/CHANGELOG.md"), 0o644)?;
+
+    let name = format!("lowkey-{version}-x86_64-linux");
+    archive(&out, &deb_root, &name, &root, &epoch)?;
+    debian(&out, &deb_root, version, &root, &epoch)?;
+    write(&out.join(format!("{name}.cdx.json")), sbom::cyclonedx(&root, TARGET)?)?;
+    fs::remove_dir_all(&deb_root).map_err(|error| format!("cannot clear up: {error}"))?;
+    fs::remove_dir_all(out.join(&name)).map_err(|error| format!("cannot clear up: {error}"))?;
+    let sums = run(Command::new("sh").current_dir(&out).args([
+        "-c",
+        "sha256sum -- * > /tmp/lowkey-sums.$$ && cat /tmp/lowkey-sums.$$; rm -f /tmp/lowkey-sums.$$",
+    ]))?;
+    write(&out.join("SHA256SUMS"), &sums)?;
+    println!("{sums}{}", out.display());
+    match libraries {
+        Some(loader) => Err(format!("packaged, but not for a release: the binary needs {loader}")),
+        None => Ok(()),
+    }
+}
+
+fn build(root: &Path, epoch: &str) -> Outcome<PathBuf> {
+    let home = std::env::var("CARGO_HOME")
+        .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
+        .map_err(|_| "neither CARGO_HOME nor HOME is set".to_owned())?;
+    let here = root.canonicalize().map_err(|error| format!("cannot find the repository: {error}"))?;
+    let here = here.display();
+    let rust = format!("--remap-path-prefix={here}=/lowkey --remap-path-prefix={home}=/cargo");
+    let c = format!("-ffile-prefix-map={here}=/lowkey -ffile-prefix-map={home}=/cargo");
+    let status = Command::new("cargo")
+        .current_dir(root)
+        .args(["build", "--locked", "--release", "-p", "lowkey-cli", "--target", TARGET])
+        .env("RUSTFLAGS", rust)
+        .env("CFLAGS", c)
+        .env("SOURCE_DATE_EPOCH", epoch)
+        .status()
+        .map_err(|error| format!("cannot run cargo: {error}"))?;
+    if !status.success() {
+        return Err(format!(
+            "the build failed; it needs `rustup target add {TARGET}` and musl-gcc (Debian: musl-tools)"
+        ));
+    }
+    Ok(root.join("target").join(TARGET).join("release/lowkey"))
+}
+
+/// The loader of shared libraries that a program asks for; none if it is static.
+fn interpreter(binary: &Path) -> Outcome<Option<String>> {
+    let bytes = fs::read(binary).map_err(|error| format!("cannot read {}: {error}", binary.display()))?;
+    let unreadable = || format!("{} is no 64-bit program for Linux", binary.display());
+    let number = |at: usize, size: usize| {
+        let field = bytes.get(at..at + size)?;
+        Some(field.iter().rev().fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte)))
+    };
+    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+        return Err(unreadable());
+    }
+    let header = |at| number(at, 8).ok_or_else(unreadable);
+    let short = |at| number(at, 2).ok_or_else(unreadable);
+    let (table, size, count) = (header(0x20)?, short(0x36)?, short(0x38)?);
+    for entry in (0..count).map(|place| table + place * size) {
+        const INTERPRETER: usize = 3;
+        if number(entry, 4) == Some(INTERPRETER) {
+            let (at, length) = (header(entry + 8)?, header(entry + 0x20)?);
+            let name = bytes.get(at..at + length).ok_or_else(unreadable)?;
+            return Ok(Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+fn copy(from: &Path, to: &Path, mode: u32) -> Outcome {
+    let bytes = fs::read(from).map_err(|error| format!("cannot read {}: {error}", from.display()))?;
+    write(to, bytes)?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode))
+        .map_err(|error| format!("cannot set the mode of {}: {error}", to.display()))
+}
+
+/// What a person unpacks who has no packages.
+fn archive(out: &Path, deb_root: &Path, name: &str, root: &Path, epoch: &str) -> Outcome {
+    let folder = out.join(name);
+    copy(&deb_root.join("usr/bin/lowkey"), &folder.join("lowkey"), 0o755)?;
+    for file in ["LICENSE", "CHANGELOG.md", "README.md", "packaging/lowkey.service", "packaging/lowkey.env"] {
+        let short = file.rsplit('/').next().unwrap_or(file);
+        copy(&root.join(file), &folder.join(short), 0o644)?;
+    }
+    for (_, path) in SHELLS {
+        let short = path.rsplit('/').next().unwrap_or(path);
+        let short = if short == "lowkey" { "lowkey.bash" } else { short };
+        copy(&deb_root.join(path), &folder.join("completions").join(short), 0o644)?;
+    }
+    let pages = deb_root.join("usr/share/man/man1");
+    run(Command::new("cp").arg("-r").arg(&pages).arg(folder.join("man1")))?;
+    let file = format!("{name}.tar.gz");
+    let pack = format!(
+        "tar --sort=name --mtime=@{epoch} --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w -cf - {name} \
+         | gzip -n -9 > {file}"
+    );
+    run(Command::new("sh").current_dir(out).args(["-c", &pack])).map(drop)
+}
+
+fn debian(out: &Path, deb_root: &Path, version: &str, root: &Path, epoch: &str) -> Outcome {
+    copy(&root.join("packaging/lowkey.service"), &deb_root.join("lib/systemd/system/lowkey.service"), 0o644)?;
+    copy(&root.join("packaging/lowkey.env"), &deb_root.join("etc/lowkey/lowkey.env"), 0o640)?;
+    for script in ["postinst", "prerm", "postrm"] {
+        copy(&root.join("packaging/debian").join(script), &deb_root.join("DEBIAN").join(script), 0o755)?;
+    }
+    write(&deb_root.join("DEBIAN/conffiles"), "/etc/lowkey/lowkey.env\n")?;
+    // Debian sorts 1.0.0~rc.1 before 1.0.0.
+    let version = version.replacen('-', "~", 1);
+    let size = run(Command::new("du").args(["-sk", "--apparent-size"]).arg(deb_root))?;
+    let size = size.split_whitespace().next().unwrap_or_default();
+    let control =
+        read(&root.join("packaging/debian/control"))?.replace("@VERSION@", &version).replace("@SIZE@", size);
+    write(&deb_root.join("DEBIAN/control"), control)?;
+    run(Command::new("chmod").args(["-R", "u+rwX,go+rX,go-w"]).arg(deb_root))?;
+    run(Command::new("dpkg-deb")
+        .env("SOURCE_DATE_EPOCH", epoch)
+        .args(["--root-owner-group", "-Zxz", "--build"])
+        .arg(deb_root)
+        .arg(out.join(format!("lowkey_{version}_amd64.deb"))))
+    .map(drop)
+}
