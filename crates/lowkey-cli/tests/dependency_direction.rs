@@ -53,9 +53,11 @@ const RULES: &[Rule] = &[
         ours: &["lowkey-core", "lowkey-record"],
         outside: Outside::Only(&["prost", "raft", "slog"]),
     },
+    // Backups, and the place where restores meet.
+    Rule { name: "lowkey-backup", ours: &["lowkey-core", "lowkey-replica"], outside: Outside::AllBut(&[]) },
     Rule {
         name: "lowkey-server",
-        ours: &["lowkey-api", "lowkey-core", "lowkey-replica", "lowkey-token", "lowkey-wal"],
+        ours: &["lowkey-api", "lowkey-backup", "lowkey-core", "lowkey-replica", "lowkey-token", "lowkey-wal"],
         outside: Outside::AllBut(&[]),
     },
     Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
@@ -76,6 +78,7 @@ const RULES: &[Rule] = &[
         name: "lowkey-cli",
         ours: &[
             "lowkey-api",
+            "lowkey-backup",
             "lowkey-bench",
             "lowkey-client",
             "lowkey-core",

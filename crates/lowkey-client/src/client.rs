@@ -502,7 +502,22 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
-        let deadline = deadline_in(self.call_timeout);
+        self.unary_within(self.call_timeout, effect, request, ask).await
+    }
+
+    /// The same for a call that may take longer than others.
+    pub(crate) async fn unary_within<Q, R, F>(
+        &self,
+        time: Duration,
+        effect: Effect,
+        request: &Q,
+        ask: impl Fn(LockServiceClient<Wire>, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
+        let deadline = deadline_in(time);
         let mut backoff = Backoff::new();
         // The last error, which is a node's if a node said anything; and whether a copy of the call was
         // left without a clear answer.

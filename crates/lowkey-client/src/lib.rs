@@ -41,6 +41,7 @@
 //! Where to look: `engine` for that thread, `link` for the one stream that carries everything, `keeper` for
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
+mod backups;
 mod beliefs;
 pub mod blocking;
 mod client;

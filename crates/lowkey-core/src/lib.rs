@@ -15,6 +15,7 @@ mod claim;
 mod command;
 mod digest;
 mod encoding;
+mod epoch;
 mod fields;
 mod held;
 mod holders;
@@ -33,6 +34,7 @@ pub use command::{
 };
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
+pub use epoch::{Claim as EpochClaim, Epoch, EpochsKnown, EpochsSpent};
 pub use holders::Grant;
 pub use invitation::Invitation;
 pub use lowkey_mutants as mutants;
@@ -42,4 +44,6 @@ pub use name::{
     NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
-pub use state::{CountersSpent, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView};
+pub use state::{
+    CountersSpent, FirstNumbers, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView,
+};

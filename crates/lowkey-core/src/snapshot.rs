@@ -15,6 +15,7 @@ use crate::command::{NodeInfo, Reply};
 use crate::encoding::{
     DecodeError, NodeInfoProto, decode_hash, decode_mode, decode_scope, encode_mode, encode_scope,
 };
+use crate::epoch::Epoch;
 use crate::fields::{Fnv, Sink as _};
 use crate::holders::Grant;
 use crate::invitation::Invitation;
@@ -30,15 +31,17 @@ use crate::state::{Lease, State, Wait};
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations.
-pub const SNAPSHOT_VERSION: u32 = 4;
+/// of nodes, and invitations. 5: the epoch.
+pub const SNAPSHOT_VERSION: u32 = 5;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
 /// keys and invitations would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
 /// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
-    if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
+    if state.epoch.is_some() {
         SNAPSHOT_VERSION
+    } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
+        4
     } else if state.quarantine {
         3
     } else {
@@ -116,6 +119,9 @@ struct HeadProto {
     /// Behind all parts.
     #[prost(bool, tag = "12")]
     quarantine: bool,
+    /// With it. 0 if there is none.
+    #[prost(uint64, tag = "55")]
+    epoch: u64,
 }
 
 const LEASES: u32 = 7;
@@ -287,6 +293,7 @@ impl State {
             last_lease: self.last_lease.0,
             last_member: self.last_member.0,
             quarantine: false,
+            epoch: 0,
         };
         let mut bytes = head.encode_to_vec();
         write_parts(&mut bytes, LEASES, self.leases().map(|(id, lease)| lease_proto(id, lease)));
@@ -301,7 +308,8 @@ impl State {
             .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered));
         write_parts(&mut bytes, LEASE_REQUESTS, requests);
         write_parts(&mut bytes, WAITS, self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)));
-        let tail = HeadProto { quarantine: self.quarantine, ..HeadProto::default() };
+        let epoch = self.epoch.map_or(0, Epoch::number);
+        let tail = HeadProto { quarantine: self.quarantine, epoch, ..HeadProto::default() };
         bytes.extend(tail.encode_to_vec());
         let invitations = self.invitations.iter();
         write_parts(&mut bytes, INVITATIONS, invitations.map(|(hash, known)| invitation_proto(*hash, known)));
@@ -346,6 +354,7 @@ impl State {
         read_parts(bytes, LEASE_REQUESTS, |request| state.restore_lease_request(&request))?;
         read_parts(bytes, WAITS, |wait| state.restore_wait(wait))?;
         state.quarantine = head.quarantine;
+        state.epoch = decode_epoch(head.epoch, &state)?;
         if state.quarantine && !state.locks.is_empty() {
             return malformed("it is in quarantine, and locks are held");
         }
@@ -560,6 +569,18 @@ impl State {
         self.put_invitation(hash, Invitation { expires_unix_ms: proto.expires_unix_ms, used_by });
         Ok(())
     }
+}
+
+fn decode_epoch(number: u64, state: &State) -> Result<Option<Epoch>, SnapshotError> {
+    if number == 0 {
+        return Ok(None);
+    }
+    let Some(epoch) = Epoch::new(number) else { return malformed(format!("{number} is no epoch")) };
+    let lowest = state.last_token.0.min(state.last_lease.0).min(state.revision);
+    if lowest < epoch.first_counter() {
+        return malformed(format!("a counter stands at {lowest}, below the first number of epoch {epoch}"));
+    }
+    Ok(Some(epoch))
 }
 
 fn invitation_proto(hash: InvitationHash, known: &Invitation) -> InvitationProto {

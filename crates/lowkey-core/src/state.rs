@@ -27,6 +27,7 @@ use std::sync::Arc;
 use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
+use crate::epoch::Epoch;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::invitation::Invitations;
@@ -34,7 +35,7 @@ use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ti
 use crate::paths::Paths;
 use crate::recent::Recent;
 
-pub use self::beginning::{CountersSpent, NewBeginning};
+pub use self::beginning::{CountersSpent, FirstNumbers, NewBeginning};
 pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 
 /// Everything that the replicas of a group agree on.
@@ -79,6 +80,8 @@ pub struct State {
     pub(crate) digest: Digest,
     /// Nothing is granted: the cluster began anew, and holders of before may still believe.
     pub(crate) quarantine: bool,
+    /// Where the counters began, if an epoch was claimed for that. It never changes.
+    pub(crate) epoch: Option<Epoch>,
 }
 
 /// A client's presence.
@@ -185,6 +188,7 @@ impl State {
             invitations: Invitations::new(),
             digest: Digest::default(),
             quarantine: false,
+            epoch: None,
         }
     }
 

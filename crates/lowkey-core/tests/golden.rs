@@ -42,10 +42,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lowkey_core::{
-    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event, GrantRef,
-    InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, Mode, NewBeginning,
-    NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope, State, Ticket,
-    Token, Ttl, Value, WaitEnd,
+    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event,
+    FirstNumbers, GrantRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, Mode,
+    NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope,
+    State, Ticket, Token, Ttl, Value, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -370,8 +370,7 @@ impl goldenscript::Runner for Runner {
                 let beginning = NewBeginning {
                     cluster: ClusterId([8; 16]),
                     node: node(name, Some(*identity), None, None, None)?,
-                    unix_minutes: *unix_minutes,
-                    spread: 0,
+                    numbers: FirstNumbers::Unclaimed { unix_minutes: *unix_minutes, spread: 0 },
                     quarantine: !at_once,
                 };
                 let (state, member) =

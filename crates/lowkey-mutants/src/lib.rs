@@ -145,6 +145,8 @@ mutants! {
     // A cluster that began anew.
     A_LOCK_IS_GRANTED_IN_QUARANTINE: ByScenario, "a lock is granted in quarantine";
     QUARANTINE_ENDS_AT_ONCE: ByScenario, "quarantine ends at once";
+    A_RESTORE_GOES_ON_COUNTING: ByScenario, "a restore goes on counting";
+    AN_EPOCH_IS_NOT_CLAIMED: ByScenario, "an epoch is not claimed";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
     MEMBERS_CHANGE_BEFORE_THE_COMMIT_IS_DURABLE: Never, "members change before the commit is durable";

@@ -82,6 +82,11 @@ pub enum StartError {
         /// Why, and what to do.
         problem: String,
     },
+    /// A directory cannot be restored into.
+    NotRestored {
+        /// Why, and what to do.
+        problem: String,
+    },
     /// The replica ended by itself.
     Replica(String),
 }
@@ -165,7 +170,9 @@ impl std::fmt::Display for StartError {
                 "the data directory {} is empty: use --bootstrap to found a cluster, or --join HOST:PORT to join one",
                 path.display()
             ),
-            Self::Join { problem } | Self::NotRecovered { problem } => f.write_str(problem),
+            Self::Join { problem } | Self::NotRecovered { problem } | Self::NotRestored { problem } => {
+                f.write_str(problem)
+            }
             Self::Replica(problem) => f.write_str(problem),
         }
     }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lowkey_api::ApiError;
@@ -22,9 +23,12 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::backups::Told;
 use crate::edge::budget::Budget;
 use crate::edge::tls::Tls;
+use crate::host::clock::Clock;
 use crate::lane::Lanes;
+use crate::service::recovering_seconds;
 
 /// The content type of `/metrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -256,6 +260,8 @@ pub(crate) struct Observed {
     pub(crate) lanes: Lanes,
     pub(crate) budget: Arc<Budget>,
     pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) backups: Arc<Told>,
+    pub(crate) clock: Clock,
 }
 
 impl fmt::Debug for Observed {
@@ -300,6 +306,11 @@ impl Collector for Observed {
             "What is kept for clients: calls under way, and answers that they have not taken",
             self.budget.used_bytes() as u64,
         )?;
+        let recovering = recovering_seconds(&status, self.clock);
+        let help = "For how many seconds more at most nothing is granted after a recovery or a restore";
+        gauge(encoder, "recovering_seconds", help, recovering)?;
+        gauge(encoder, "epoch", "The epoch that tokens began with; 0 if none was taken", lane.view.epoch())?;
+        self.encode_backups(encoder)?;
         self.encode_tls(encoder)?;
         self.encode_members(encoder, &status)?;
         self.encode_inbox(encoder)?;
@@ -324,6 +335,22 @@ impl Observed {
             "TLS handshakes of clients that failed since the start",
             failed,
         )
+    }
+
+    /// Backups that this node made; and, where it leads and keeps to a plan, the age of the newest.
+    fn encode_backups(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (made, failed) = (&self.backups.made, &self.backups.failed);
+        counter(
+            encoder,
+            "backups_made",
+            "Backups that were made and read back",
+            made.load(Ordering::Relaxed),
+        )?;
+        counter(encoder, "backups_failed", "Backups that could not be made", failed.load(Ordering::Relaxed))?;
+        match self.backups.newest_age_seconds() {
+            Some(age) => gauge(encoder, "backup_age_seconds", "The age of the newest good backup", age),
+            None => Ok(()),
+        }
     }
 
     /// The members as the leader sees them; nothing on other nodes.

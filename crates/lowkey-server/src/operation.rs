@@ -5,9 +5,11 @@
 //! its reason. An operation that a follower forwards runs through the same code on the leader.
 //!
 //! - `leases.rs`, `locks.rs`, `reads.rs`, `cluster.rs`: the operations
+//! - `backups.rs`: backups at a client's wish, which the asked node makes
 //! - `elections.rs`: calls that become operations on the election's lock
 //! - `failure.rs`: the answers when there is no good one
 
+mod backups;
 mod cluster;
 mod elections;
 mod failure;

@@ -32,6 +32,7 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::backups::Backups;
 use crate::call::calls;
 use crate::edge::stopped;
 use crate::host::clock::Clock;
@@ -42,7 +43,7 @@ use crate::operation::{Operation, diverged, failure, outcome_unknown, place_kept
 use crate::peers::proto::forward_reply::Outcome;
 use crate::peers::{Forward, ForwardError, Forwarded, Forwarders, Hello, proto};
 
-pub(crate) use status::members;
+pub(crate) use status::{members, recovering_seconds};
 
 /// How long a request waits for a leader before it is refused. Nothing was done for it then.
 const LEADER_WAIT: Duration = Duration::from_millis(800);
@@ -64,6 +65,7 @@ pub struct Service {
     pub(crate) lanes: Lanes,
     pub(crate) forwarders: Forwarders,
     pub(crate) metrics: Metrics,
+    pub(crate) backups: Backups,
     pub(crate) clock: Clock,
     /// True once the node was told to stop. The streams of clients end then.
     pub(crate) stopping: watch::Sender<bool>,

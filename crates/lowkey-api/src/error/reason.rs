@@ -94,6 +94,10 @@ reasons! {
     InvitationNotValid = "INVITATION_NOT_VALID", PermissionDenied, 403, GiveUp;
     /// The caller is not who it would have to be.
     NotOwner = "NOT_OWNER", PermissionDenied, 403, GiveUp;
+    /// A backup may not be made there at a client's wish.
+    BackupNotAllowed = "BACKUP_NOT_ALLOWED", PermissionDenied, 403, GiveUp;
+    /// A backup could not be written, or not be read again.
+    BackupFailed = "BACKUP_FAILED", FailedPrecondition, 409, GiveUp;
     /// The watch's position is no longer kept: list, then watch.
     Compacted = "COMPACTED", OutOfRange, 410, GiveUp;
 
@@ -187,6 +191,7 @@ const INVALID: &[(&str, &str)] = &[
     ("scope", "INVALID_SCOPE"),
     ("seq", "INVALID_SEQ"),
     ("stale", "INVALID_STALE"),
+    ("to", "INVALID_TO"),
     ("ttl_seconds", "INVALID_TTL_SECONDS"),
     ("value", "INVALID_VALUE"),
     ("wait_ms", "INVALID_WAIT_MS"),

@@ -35,7 +35,7 @@ pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>
 
 /// A free port below the range that the system gives to outgoing connections, so that it is still
 /// free when a node comes back.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -93,6 +93,11 @@ impl Node {
     /// Gives it other flags beside the usual ones.
     pub(crate) fn set_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+
+    /// Gives it more flags.
+    pub(crate) fn add_flags(&mut self, flags: &[&str]) {
+        self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
     }
 
     /// Has it run by another version of the program.

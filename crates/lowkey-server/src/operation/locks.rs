@@ -15,6 +15,7 @@ use lowkey_core::{
 use lowkey_replica::{Request, Response};
 
 use super::{Operation, actor, lease_id, unexpected};
+use crate::service::Service;
 
 // The limit that clients are told is the limit of the state machine.
 const _: () = assert!(lowkey_api::limits::WAIT_MAX.as_millis() == WAIT_MS_MAX as u128);
@@ -73,9 +74,20 @@ impl Operation for AcquireLockRequest {
                 lease_id: lease.0,
                 revision,
                 waited_ms: i64::try_from(waited_ms).unwrap_or(i64::MAX),
+                epoch: 0,
             }),
             other => Err(unexpected(&Response::Applied(other))),
         }
+    }
+
+    /// The epoch is the same for every grant of a cluster: the node that was asked knows it.
+    fn complete(
+        &self,
+        service: &Service,
+        outcome: Result<AcquireLockResponse, ApiError>,
+    ) -> Result<AcquireLockResponse, ApiError> {
+        let epoch = service.lanes.root().view.epoch();
+        outcome.map(|granted| AcquireLockResponse { epoch, ..granted })
     }
 }
 

@@ -9,14 +9,14 @@ use futures::future::join_all;
 use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
-    CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse,
-    InvitePeerRequest, InvitePeerResponse, LeaderRequest, LeaderResponse, Lease, LeasesRenewed,
-    ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, LockHolder, Member,
-    ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse,
-    RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest,
-    ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse,
-    WatchEvent, WatchRequest,
+    CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateBackupRequest, CreateBackupResponse,
+    CreateLeaseRequest, CreateLeaseResponse, GetLeaseRequest, GetLeaseResponse, GetLockRequest,
+    GetLockResponse, GetStatusResponse, HeartbeatResponse, InvitePeerRequest, InvitePeerResponse,
+    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
+    ListLocksRequest, ListLocksResponse, LockHolder, Member, ObserveEvent, ObserveRequest, ProclaimRequest,
+    ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse,
+    RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse, RevokeLeaseRequest,
+    RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Call, Events, LeaseListener, LeaseNews, Node};
@@ -308,6 +308,10 @@ impl FakeNode {
         Ok(InvitePeerResponse { token: "lowkey-join-1-00".into(), expires_unix_ms: 3_600_000 })
     }
 
+    async fn create_backup(&self, request: CreateBackupRequest) -> Result<CreateBackupResponse, ApiError> {
+        Ok(CreateBackupResponse { url: request.to, size_bytes: 100, ..Default::default() })
+    }
+
     async fn transfer_leader(
         &self,
         request: TransferLeaderRequest,
@@ -344,6 +348,7 @@ impl Node for FakeNode {
             "AddPeer" => add_peer,
             "RemovePeer" => remove_peer,
             "InvitePeer" => invite_peer,
+            "CreateBackup" => create_backup,
             "TransferLeader" => transfer_leader,
             "Campaign" => campaign,
             "Proclaim" => proclaim,
