@@ -22,9 +22,15 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null;
 fi
 
 echo "== tools"
-"$python" -m venv "$folder/tools"
-tools=$folder/tools/bin
-"$tools/pip" install --quiet --disable-pip-version-check ruff mypy pytest build pdoc redis 'psycopg[binary]'
+# Those that .ci/languages has installed, if they are the right ones.
+ready=$(cd ../.. && pwd)/target/languages/python
+if cmp -s tools.txt "$ready/tools.txt"; then
+    tools=$ready/bin
+else
+    "$python" -m venv "$folder/tools"
+    tools=$folder/tools/bin
+    "$tools/pip" install --quiet --disable-pip-version-check -r tools.txt
+fi
 
 echo "== format, lints, types"
 "$tools/ruff" format --check --quiet .
@@ -39,7 +45,8 @@ PYTHONPATH=src "$tools/pdoc" --output-directory "$folder/reference" lowkey lowke
 ls "$folder/reference/lowkey.html" >/dev/null
 
 echo "== wheel"
-"$tools/python" -m build --quiet --outdir "$folder/dist" . >/dev/null
+# With the setuptools of the tools: an environment of its own would be fetched anew.
+"$tools/python" -m build --no-isolation --quiet --outdir "$folder/dist" . >/dev/null
 wheel=$(ls "$folder"/dist/lowkey-*.whl)
 
 program=$(cd tests && "$tools/python" -c 'from nodes import binary; print(binary() or "")')

@@ -35,6 +35,18 @@ pub fn valid_until_after_wait(first_sent_nanos: u64, waited_ms: i64, ttl_seconds
     valid_until(first_sent_nanos.saturating_add(waited_nanos / 10 * 9), ttl_seconds)
 }
 
+/// The same for a grant that is held for a limited time: that began when the grant was made, after a wait that the server
+/// counts. The grant is believed in until then or until its lease's validity ends, whichever comes first. Nothing extends it.
+///
+/// ```
+/// use lowkey_api::validity::held_until;
+/// const SECOND: u64 = 1_000_000_000;
+/// assert_eq!(held_until(5 * SECOND, 10_000, 60), 68 * SECOND);
+/// ```
+pub fn held_until(first_sent_nanos: u64, waited_ms: i64, max_hold_seconds: i64) -> u64 {
+    valid_until_after_wait(first_sent_nanos, waited_ms, max_hold_seconds)
+}
+
 /// The validity of one lease: it only ever grows, and only by making and renewing the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {

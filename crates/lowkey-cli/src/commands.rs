@@ -14,6 +14,7 @@
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
 
+pub(crate) mod access;
 pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod cert;
@@ -91,16 +92,25 @@ pub(crate) struct ServiceArgs {
 /// Who asks.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct OwnerArgs {
-    /// What the owner is called where locks, leases and events are shown; by default user@host
+    /// What the owner is called where locks, leases and events are shown; by default user@host, and PRINCIPAL/user@host with a credential
     #[arg(long, value_name = "OWNER", env = "LOWKEY_OWNER", help_heading = "Who asks")]
     owner: Option<String>,
 }
 
 impl OwnerArgs {
     /// What it is called.
-    pub(crate) fn name(&self) -> String {
-        self.owner.clone().unwrap_or_else(user_at_host)
+    pub(crate) fn name(&self) -> Owner {
+        self.owner.clone().map_or(Owner::Here, Owner::Named)
     }
+}
+
+/// What somebody is called.
+#[derive(Clone, Debug)]
+pub(crate) enum Owner {
+    /// As was said.
+    Named(String),
+    /// user@host; below the name of the principal, if a credential proves one.
+    Here,
 }
 
 fn user_at_host() -> String {
@@ -160,6 +170,7 @@ pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
 fn parse_endpoint(text: &str) -> Result<String, String> {
     let allowed = || "must be a URL such as http://127.0.0.1:9000 or https://127.0.0.1:9000".to_owned();
     let (scheme, rest) = match text.split_once("://") {
+        Some(("unix", path)) if path.starts_with('/') => return Ok(text.to_owned()),
         Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
         Some(_) => return Err(allowed()),
         None => ("http", text),
@@ -174,16 +185,17 @@ fn parse_endpoint(text: &str) -> Result<String, String> {
 impl ServiceArgs {
     /// Connects, for a command that only looks.
     pub(crate) async fn connect(&self) -> Result<Client, CommandFailure> {
-        self.connect_as(user_at_host()).await
+        self.connect_as(Owner::Here).await
     }
 
     /// Connects, for a command that does something in somebody's name.
-    pub(crate) async fn connect_as(&self, owner: String) -> Result<Client, CommandFailure> {
-        let mut builder = Client::builder(self.endpoints.clone())
-            .owner(owner)
-            .connect_timeout(self.connect_timeout)
-            .call_timeout(self.connect_timeout)
-            .tls(self.tls());
+    pub(crate) async fn connect_as(&self, owner: Owner) -> Result<Client, CommandFailure> {
+        let mut builder = match owner {
+            Owner::Named(owner) => Client::builder(self.endpoints.clone()).owner(owner),
+            Owner::Here => Client::builder(self.endpoints.clone()).local_owner(user_at_host()),
+        };
+        builder =
+            builder.connect_timeout(self.connect_timeout).call_timeout(self.connect_timeout).tls(self.tls());
         if let Some(file) = &self.auth_file {
             builder = builder.token_file(file);
         }

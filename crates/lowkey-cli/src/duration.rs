@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The longest limit that the service takes.
+const MAX_HOLD_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// The longest wait that the service takes.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -33,6 +36,13 @@ pub(crate) fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = parse_duration(text)?;
     let is_allowed = ttl.subsec_nanos() == 0 && (1..=600).contains(&ttl.as_secs());
     is_allowed.then_some(ttl).ok_or_else(|| "must be whole seconds, 1s to 10m".to_owned())
+}
+
+/// How long a lock is held at most.
+pub(crate) fn parse_limit(text: &str) -> Result<Duration, String> {
+    let limit = parse_duration(text)?;
+    let is_allowed = limit.subsec_nanos() == 0 && (Duration::from_secs(1)..=MAX_HOLD_MAX).contains(&limit);
+    is_allowed.then_some(limit).ok_or_else(|| "must be whole seconds, 1s to 168h, which is a week".to_owned())
 }
 
 /// How long to wait for a lock.

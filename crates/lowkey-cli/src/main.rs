@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    backup, bench, cert, changes, completions, detached, dev, fence, leases, locks, member, recover, run,
-    status,
+    access, backup, bench, cert, changes, completions, detached, dev, fence, leases, locks, member, recover,
+    run, status,
 };
 use exit::CommandFailure;
 
@@ -72,6 +72,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Show and change the nodes of the cluster, and which of them leads
     Member(member::MemberArgs),
+    /// Say who may do what: principals, their tokens and grants
+    Access(access::AccessArgs),
     /// Print the SQL by which a database refuses late writes, and how to reset it
     Fence(fence::FenceArgs),
     /// Run a node (the default: flags without a command mean this)
@@ -201,6 +203,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Watch(args) => changes::watch(&args),
         Command::Status(args) => status::status(&args),
         Command::Member(args) => member::member(&args),
+        Command::Access(args) => access::access(&args),
         Command::Fence(args) => fence::fence(&args),
         Command::Server(args) => server::run(*args),
         Command::Recover(args) => recover::recover(&args),

@@ -109,6 +109,10 @@ pub(crate) struct ServerArgs {
     )]
     http_origin: Vec<HttpOrigin>,
 
+    /// Let anybody read /metrics, also when access is required; otherwise a principal without any grant is enough
+    #[arg(long, env = "LOWKEY_METRICS_OPEN", help_heading = "Access")]
+    metrics_open: bool,
+
     /// The certificate of the gRPC and HTTP ports, as PEM, followed by those between it and its CA; from then on both
     /// speak TLS only
     #[arg(
@@ -361,6 +365,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
         http_advertise: args.advertise_http_addr,
         http_hosts: args.http_host.into_iter().chain(listened.into_iter().flatten()).collect(),
         http_origins: args.http_origin,
+        metrics_open: args.metrics_open,
         tls: tls_files(args.tls_cert, args.tls_key, args.tls_client_ca),
         leases_max: args.max_leases,
         watch_streams_max: args.max_watch_streams,

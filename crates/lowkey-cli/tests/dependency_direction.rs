@@ -61,6 +61,8 @@ const RULES: &[Rule] = &[
         outside: Outside::AllBut(&[]),
     },
     Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
+    // A cluster in the tests of programs, of which it knows the wire alone.
+    Rule { name: "lowkey-testing", ours: &[], outside: Outside::AllBut(&["tokio"]) },
     // What a protected resource checks tokens with.
     Rule { name: "lowkey-fence", ours: &["lowkey-token"], outside: Outside::AllBut(&[]) },
     Rule {
@@ -93,8 +95,14 @@ const RULES: &[Rule] = &[
 const APART: &[&str] = &["lowkey-client", "lowkey-fence", "lowkey-server"];
 
 /// What only the tests of a crate may use beside that: user and crate. The tests of the binary look
-/// into the files that it leaves behind, and judge histories by the simulator's checks.
-const ONLY_IN_TESTS: &[(&str, &str)] = &[("lowkey-cli", "lowkey-wal"), ("lowkey-cli", "lowkey-sim")];
+/// into the files that it leaves behind, judge histories by the simulator's checks, and start clusters as the tests
+/// of other programs do.
+const ONLY_IN_TESTS: &[(&str, &str)] = &[
+    ("lowkey-cli", "lowkey-sim"),
+    ("lowkey-cli", "lowkey-testing"),
+    ("lowkey-cli", "lowkey-wal"),
+    ("lowkey-testing", "lowkey-client"),
+];
 
 /// Crates that must give the same answer on every machine and in every run.
 const PURE: &[&str] = &["lowkey-core", "lowkey-replica"];

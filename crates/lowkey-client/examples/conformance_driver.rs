@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use lowkey_client::{
-    Client, Error, ErrorKind, Leadership, Lock, LockGuard, LossCause, Session, SessionStatus,
+    Client, Error, ErrorKind, Leadership, Lock, LockGuard, LossCause, Session, SessionStatus, Tls,
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
@@ -101,6 +101,7 @@ fn cause(cause: LossCause) -> &'static str {
         LossCause::Gone => "gone",
         LossCause::Closed => "closed",
         LossCause::ReleasedElsewhere => "released_elsewhere",
+        LossCause::HeldTooLong => "held_too_long",
         _ => "unknown",
     }
 }
@@ -186,6 +187,17 @@ async fn new_client(things: &Things, command: &Value) -> Outcome {
     }
     if let Some(ms) = command["call_timeout_ms"].as_u64() {
         builder = builder.call_timeout(Duration::from_millis(ms));
+    }
+    let mut tls = Tls::new();
+    if let Some(ca) = command["ca"].as_str() {
+        tls = tls.ca(ca);
+    }
+    if let (Some(certificate), Some(key)) = (command["cert"].as_str(), command["key"].as_str()) {
+        tls = tls.identity(certificate, key);
+    }
+    builder = builder.tls(tls);
+    if let Some(file) = command["token_file"].as_str() {
+        builder = builder.token_file(file);
     }
     let client = builder.connect().await.map_err(|error| told(&error))?;
     put(&things.clients, text(command, "client")?, client);

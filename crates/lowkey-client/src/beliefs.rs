@@ -42,8 +42,8 @@ struct Inside {
 /// What follows from what a lease holds.
 #[derive(Default)]
 pub(crate) struct Verdict {
-    /// Believed in until now, and gone.
-    pub(crate) lost: Vec<Arc<GrantBelief>>,
+    /// Believed in until now, and gone, by their tokens.
+    pub(crate) lost: Vec<(u64, Arc<GrantBelief>)>,
     /// Names and tokens of grants that nobody wants.
     pub(crate) orphans: Vec<(String, u64)>,
 }
@@ -84,7 +84,7 @@ impl Beliefs {
         let there: BTreeSet<u64> = grants.iter().map(|grant| grant.fencing_token).collect();
         let mut inside = self.lock();
         let gone = believed.iter().filter(|token| !there.contains(token));
-        let lost = gone.filter_map(|token| inside.remove(*token)).collect();
+        let lost = gone.filter_map(|token| Some((*token, inside.remove(*token)?))).collect();
         let orphans = grants.into_iter().filter(|grant| {
             inside.given_up.contains(&grant.acquire_request_id)
                 && !inside.held.contains_key(&grant.fencing_token)
@@ -115,7 +115,7 @@ mod tests {
     fn beliefs(tokens: &[u64]) -> Beliefs {
         let beliefs = Beliefs::default();
         for token in tokens {
-            beliefs.add(*token, Arc::new(GrantBelief::new(CancellationToken::new())));
+            beliefs.add(*token, Arc::new(GrantBelief::new(CancellationToken::new(), None)));
         }
         beliefs
     }
@@ -141,7 +141,7 @@ mod tests {
         // During the read one grant was released, and another was granted, which the answer does not have
         // yet.
         beliefs.remove(9);
-        beliefs.add(11, Arc::new(GrantBelief::new(CancellationToken::new())));
+        beliefs.add(11, Arc::new(GrantBelief::new(CancellationToken::new(), None)));
         let verdict = beliefs.judge(&before, vec![grant(5, "a")]);
         assert_eq!((verdict.lost.len(), verdict.orphans.len()), (1, 0));
         assert_eq!(beliefs.holds(), Holds::of([Token(5), Token(11)]));

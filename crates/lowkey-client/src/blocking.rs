@@ -163,6 +163,11 @@ impl Lock {
         Self { lock: self.lock.subtree(), ..self }
     }
 
+    /// Holds it for this long at most; see [`crate::Lock::at_most`].
+    pub fn at_most(self, limit: Duration) -> Self {
+        Self { lock: self.lock.at_most(limit), ..self }
+    }
+
     /// Shows a text with the grant: at most 4096 bytes.
     pub fn value(self, value: impl Into<String>) -> Self {
         Self { lock: self.lock.value(value), ..self }

@@ -21,6 +21,7 @@ use crate::clock::now_nanos;
 use crate::elect::Elect;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::event::{ClientEvent, Hook};
 use crate::keeper::{Keeper, Presence};
 use crate::link::{Link, LinkState, deadline_in};
 use crate::random::{self, Backoff};
@@ -61,6 +62,7 @@ pub(crate) struct Inner {
     pub(crate) call_timeout: Duration,
     sessions: Mutex<HashMap<u64, Weak<Shared>>>,
     pub(crate) watch_connections: WatchConnections,
+    pub(crate) hook: Hook,
     pub(crate) engine: Engine,
 }
 
@@ -82,17 +84,26 @@ pub(crate) struct Inner {
 pub struct ClientBuilder {
     endpoints: Vec<String>,
     owner: Option<String>,
+    local_owner: Option<String>,
     call_timeout: Duration,
     connect_timeout: Duration,
     cluster_id: Option<String>,
     tls: Tls,
     token_file: Option<PathBuf>,
+    hook: Hook,
 }
 
 impl ClientBuilder {
     /// The name of this client in lists of locks. By default it is made from host and process.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = Some(owner.into());
+        self
+    }
+
+    /// The name of this client if no owner is given. If the client proves to be a principal, it stands below that
+    /// one's name: `billing/host-7`. By default it is made from host and process.
+    pub fn local_owner(mut self, owner: impl Into<String>) -> Self {
+        self.local_owner = Some(owner.into());
         self
     }
 
@@ -133,15 +144,44 @@ impl ClientBuilder {
         self
     }
 
+    /// A hook for metrics: it is told what the client does and notices. It is called where that happens, also
+    /// on the thread that renews leases, so it must not block: count, and return.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), lowkey_client::Error> {
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    ///
+    /// use lowkey_client::{Client, ClientEvent};
+    ///
+    /// static LOST: AtomicU64 = AtomicU64::new(0);
+    ///
+    /// let client = Client::builder(["http://127.0.0.1:9000"]).on_event(|event| {
+    ///     if let ClientEvent::SessionLost { .. } | ClientEvent::LockLost { .. } = event {
+    ///         LOST.fetch_add(1, Ordering::Relaxed);
+    ///     }
+    /// });
+    /// let client = client.connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_event(mut self, hook: impl Fn(&ClientEvent<'_>) + Send + Sync + 'static) -> Self {
+        self.hook = Hook::new(hook);
+        self
+    }
+
     /// Connects. Fails if no node answers in time.
     pub async fn connect(self) -> Result<Client, Error> {
         if self.endpoints.is_empty() {
             return Err(Error::invalid("no endpoint was given: one such as http://127.0.0.1:9000 is needed"));
         }
+        // Owners are below the principal's name. Without a credential there is none to ask for.
+        let wants_principal = self.owner.is_none() && (self.token_file.is_some() || self.tls.has_identity());
+        let local_owner = self.local_owner.unwrap_or_else(default_owner);
         let dialer = Dialer::new(self.tls, self.token_file.map(TokenFile::read).transpose()?);
         dialer.check_all(&self.endpoints).await?;
-        let (link, lease_news, link_task) = Link::new(self.endpoints, self.cluster_id, dialer.clone());
-        let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news);
+        let (link, lease_news, link_task) =
+            Link::new(self.endpoints, self.cluster_id, dialer.clone(), self.hook.clone());
+        let (keeper, keeper_task) = Keeper::new(link.clone(), lease_news, self.hook.clone());
         let engine = Engine::start(move || async move {
             tokio::spawn(keeper_task);
             // The keeper uses the link, so the link must end last.
@@ -150,10 +190,11 @@ impl ClientBuilder {
         let inner = Inner {
             link,
             keeper,
-            owner: self.owner.unwrap_or_else(default_owner),
+            owner: self.owner.unwrap_or(local_owner),
             call_timeout: self.call_timeout,
             sessions: Mutex::default(),
             watch_connections: WatchConnections::new(dialer),
+            hook: self.hook,
             engine,
         };
         let mut state = inner.link.state();
@@ -165,7 +206,11 @@ impl ClientBuilder {
             let problem = inner.link.state().borrow().problem.clone();
             return Err(problem.unwrap_or_else(|| Error::unavailable("no node answers", false)));
         }
-        Ok(Client { inner: Arc::new(inner) })
+        let mut client = Client { inner: Arc::new(inner) };
+        if wants_principal {
+            client.stand_below_principal().await;
+        }
+        Ok(client)
     }
 }
 
@@ -183,6 +228,16 @@ fn rustix_host() -> String {
 }
 
 impl Client {
+    /// Puts the principal that this client proves to be before its owner. A node of before does not know of any.
+    async fn stand_below_principal(&mut self) {
+        if let Ok(who) = self.who_am_i().await
+            && !who.principal.is_empty()
+            && let Some(inner) = Arc::get_mut(&mut self.inner)
+        {
+            inner.owner = format!("{}/{}", who.principal, inner.owner);
+        }
+    }
+
     /// Connects to the cluster that these endpoints belong to: gRPC URLs of some of its nodes.
     pub async fn connect<E: Into<String>>(endpoints: impl IntoIterator<Item = E>) -> Result<Self, Error> {
         Self::builder(endpoints).connect().await
@@ -193,11 +248,13 @@ impl Client {
         ClientBuilder {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             owner: None,
+            local_owner: None,
             call_timeout: CALL_TIMEOUT,
             connect_timeout: CALL_TIMEOUT,
             cluster_id: None,
             tls: Tls::new(),
             token_file: None,
+            hook: Hook::default(),
         }
     }
 
@@ -238,7 +295,7 @@ impl Client {
         ));
         let mut made = is_made.await.map_err(|_| Error::unavailable("the client has ended", true))??;
         let until = valid_until(first_sent, made.ttl_seconds);
-        let presence = Presence::new(made.lease_id, made.ttl_seconds, until);
+        let presence = Presence::new(made.lease_id, made.ttl_seconds, until, self.inner.hook.clone());
         made.revoke = None;
         Ok(Session::new(Arc::clone(&self.inner), presence))
     }
@@ -517,6 +574,35 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
+        let ask = |wire, request| ask(LockServiceClient::new(wire), request);
+        self.wire_within(time, effect, request, ask).await
+    }
+
+    /// Like [`Inner::unary`], for a call of any service.
+    pub(crate) async fn unary_by<Q, R, F>(
+        &self,
+        effect: Effect,
+        request: &Q,
+        ask: impl Fn(Wire, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
+        self.wire_within(self.call_timeout, effect, request, ask).await
+    }
+
+    async fn wire_within<Q, R, F>(
+        &self,
+        time: Duration,
+        effect: Effect,
+        request: &Q,
+        ask: impl Fn(Wire, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
         let deadline = deadline_in(time);
         let mut backoff = Backoff::new();
         // The last error, which is a node's if a node said anything; and whether a copy of the call was
@@ -528,7 +614,7 @@ impl Inner {
                 Err(error) => return Err(effect.of_last(error, unanswered)),
             };
             let asked_at = Instant::now();
-            let attempt = ask(LockServiceClient::new(channel), request.clone());
+            let attempt = ask(channel, request.clone());
             let error = match tokio::time::timeout_at(deadline, attempt).await {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => from_status(&status),

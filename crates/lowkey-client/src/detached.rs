@@ -149,7 +149,7 @@ impl DetachedLock {
     async fn ask(&self, wait: Duration) -> Result<Detached, Error> {
         let inner = &self.client.inner;
         let ttl_seconds = whole_seconds(self.ttl)?;
-        let request = AcquireLockRequest { ttl_seconds, ..self.wish.request(&inner.owner, wait) };
+        let request = AcquireLockRequest { ttl_seconds, ..self.wish.request(&inner.owner, wait)? };
         let mut asked = Asked { inner, name: &self.wish.name, request_id: Some(request.request_id.clone()) };
         match inner.link.call(Call::AcquireLock(request), inner.call_timeout.saturating_add(wait)).await {
             Ok(Answer::AcquireLock(granted)) => {

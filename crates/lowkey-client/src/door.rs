@@ -16,11 +16,13 @@ use tokio::sync::oneshot;
 pub(crate) struct Way {
     pub(crate) mode: Mode,
     pub(crate) scope: Scope,
+    /// A grant that is held for a limited time is nobody else's.
+    pub(crate) is_limited: bool,
 }
 
 impl Way {
     fn can_join(self, held: Self) -> bool {
-        self == held && self.mode == Mode::Shared
+        self == held && self.mode == Mode::Shared && !self.is_limited
     }
 }
 

@@ -36,11 +36,12 @@ pub struct Elect {
     name: String,
     value: String,
     ttl: Duration,
+    at_most: Option<Duration>,
 }
 
 impl Elect {
     pub(crate) fn new(client: Client, name: String) -> Self {
-        Self { client, name, value: String::new(), ttl: TTL }
+        Self { client, name, value: String::new(), ttl: TTL, at_most: None }
     }
 
     /// The text that tells others about the leader: at most 4096 bytes.
@@ -52,6 +53,13 @@ impl Elect {
     /// How long the lead outlives a leader that died: 1 to 600 whole seconds, 10 by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self
+    }
+
+    /// Leads for this long at most at a time: whole seconds, up to a week. Then the work is dropped, others have their turn,
+    /// and this stands again.
+    pub fn at_most(mut self, limit: Duration) -> Self {
+        self.at_most = Some(limit);
         self
     }
 
@@ -99,7 +107,10 @@ impl Elect {
             Some(session) => session,
             None => self.client.session(self.ttl).await?,
         };
-        let election = kept.insert(session).election(self.name.clone());
+        let mut election = kept.insert(session).election(self.name.clone());
+        if let Some(limit) = self.at_most {
+            election = election.at_most(limit);
+        }
         election.campaign(self.value.clone()).await
     }
 }

@@ -9,7 +9,7 @@ use lowkey_api::v1::session_call::Call;
 use lowkey_token::Fence;
 
 use crate::error::{Error, Lost};
-use crate::lock::LockGuard;
+use crate::lock::{Lock, LockGuard};
 use crate::random;
 use crate::session::{LossCause, Session};
 
@@ -27,18 +27,33 @@ use crate::session::{LossCause, Session};
 pub struct Election {
     session: Session,
     name: String,
+    at_most: Option<Duration>,
 }
 
 impl Election {
     pub(crate) fn new(session: Session, name: String) -> Self {
-        Self { session, name }
+        Self { session, name, at_most: None }
+    }
+
+    /// Leads for this long at most; see [`Lock::at_most`]. Then another candidate has its turn.
+    pub fn at_most(mut self, limit: Duration) -> Self {
+        self.at_most = Some(limit);
+        self
+    }
+
+    fn lock(&self, value: impl Into<String>) -> Lock {
+        let lock = self.session.lock(self.name.clone()).value(value);
+        match self.at_most {
+            Some(limit) => lock.at_most(limit),
+            None => lock,
+        }
     }
 
     /// Stands for election until elected. The value tells the others about the leader.
     ///
     /// Dropping the future ends the candidacy.
     pub async fn campaign(&self, value: impl Into<String>) -> Result<Leadership, Error> {
-        let guard = self.session.lock(self.name.clone()).value(value).acquire().await?;
+        let guard = self.lock(value).acquire().await?;
         Ok(Leadership { session: self.session.clone(), guard })
     }
 
@@ -58,7 +73,7 @@ impl Election {
     /// # }
     /// ```
     pub async fn campaign_for(&self, value: impl Into<String>, time: Duration) -> Result<Leadership, Error> {
-        let guard = self.session.lock(self.name.clone()).value(value).wait(time).await?;
+        let guard = self.lock(value).wait(time).await?;
         Ok(Leadership { session: self.session.clone(), guard })
     }
 }

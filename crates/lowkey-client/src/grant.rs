@@ -2,14 +2,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockResponse, ReleaseLockRequest};
 use lowkey_token::Mode;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::now_nanos;
 use crate::door::{DoorTurn, Way};
+use crate::event::ClientEvent;
 use crate::keeper::Presence;
 use crate::random;
 use crate::session::{LossCause, Session, SessionStatus};
@@ -25,6 +27,7 @@ pub(crate) struct GuardedGrant {
     pub(crate) mode: Mode,
     pub(crate) session: Session,
     held: Arc<GrantBelief>,
+    since: Instant,
     /// Its release was sent, and another part of the client sees to it.
     is_released: AtomicBool,
 }
@@ -35,21 +38,42 @@ pub(crate) struct GrantBelief {
     ended: CancellationToken,
     /// Why this grant alone was lost, if it was.
     lost: OnceLock<LossCause>,
+    /// R6: belief in a grant that has a limit ends here, by this client's own clock. Nothing moves it.
+    until: Option<u64>,
+    /// The service said that it does not have it any more.
+    is_gone: AtomicBool,
     /// Keeps other tasks of the session from the name.
     turn: Mutex<Option<DoorTurn<GuardedGrant>>>,
 }
 
 impl GrantBelief {
-    pub(crate) fn new(ended: CancellationToken) -> Self {
-        Self { ended, lost: OnceLock::new(), turn: Mutex::default() }
+    pub(crate) fn new(ended: CancellationToken, until: Option<u64>) -> Self {
+        Self { ended, lost: OnceLock::new(), until, is_gone: AtomicBool::new(false), turn: Mutex::default() }
+    }
+
+    /// True if it had a limit, and that is over.
+    fn is_outlived(&self) -> bool {
+        self.until.is_some_and(|until| now_nanos() >= until)
+    }
+
+    /// Its own time is over: belief ends, although its lease goes on. The service has it still, for a tenth of its time,
+    /// so other tasks of the session wait for the name until it is released or ended there.
+    pub(crate) fn outlive(&self) {
+        if self.ended.is_cancelled() {
+            return;
+        }
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(DoorTurn::leaving);
+        let _ = self.lost.set(LossCause::HeldTooLong);
+        self.ended.cancel();
     }
 
     /// The service no longer has the grant, although its lease goes on.
     pub(crate) fn lose(&self, cause: LossCause) {
         // A task that asks for the name from now on waits until it is free, instead of finding a holder.
         let turn = self.take_turn().inspect(DoorTurn::leaving);
-        // Only the first cause counts.
-        let _ = self.lost.set(cause);
+        // Only the first cause counts; and the clock may have been first, if nobody has looked at it.
+        let _ = self.lost.set(if self.is_outlived() { LossCause::HeldTooLong } else { cause });
+        self.is_gone.store(true, Ordering::Release);
         self.ended.cancel();
         // Free the name for other tasks only after belief has ended: then there is no grant that they could
         // be given by mistake.
@@ -69,9 +93,13 @@ impl GuardedGrant {
         granted: &AcquireLockResponse,
         turn: Option<DoorTurn<Self>>,
         way: Way,
+        until: Option<u64>,
     ) -> Arc<Self> {
         let presence = &session.shared.presence;
-        let held = Arc::new(GrantBelief::new(presence.lost().child_token()));
+        let held = Arc::new(GrantBelief::new(presence.lost().child_token(), until));
+        if let Some(until) = until {
+            session.shared.client.keeper.limit(until, &held);
+        }
         presence.beliefs.add(granted.fencing_token, Arc::clone(&held));
         let grant = Arc::new(Self {
             name,
@@ -80,6 +108,7 @@ impl GuardedGrant {
             waited: Duration::from_millis(granted.waited_ms.unsigned_abs()),
             mode: fence_mode(way.mode),
             held,
+            since: Instant::now(),
             is_released: AtomicBool::new(false),
             session,
         });
@@ -95,7 +124,12 @@ impl GuardedGrant {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        !self.ended().is_cancelled() && self.presence().is_valid()
+        !self.ended().is_cancelled() && !self.held.is_outlived() && self.presence().is_valid()
+    }
+
+    /// How much is left of its own time, if that is limited.
+    pub(crate) fn limit_remaining(&self) -> Option<Duration> {
+        self.held.until.map(|until| Duration::from_nanos(until.saturating_sub(now_nanos())))
     }
 
     pub(crate) fn ended(&self) -> &CancellationToken {
@@ -104,6 +138,10 @@ impl GuardedGrant {
 
     /// Why it is no longer held.
     pub(crate) fn cause(&self) -> LossCause {
+        // The clock counts, not who has noticed.
+        if self.held.is_outlived() {
+            self.held.outlive();
+        }
         self.held.lost.get().copied().unwrap_or_else(|| self.presence().cause())
     }
 
@@ -114,6 +152,8 @@ impl GuardedGrant {
         self.presence().beliefs.remove(self.token);
         self.is_released.store(true, Ordering::Release);
         let turn = self.held.take_turn().inspect(DoorTurn::leaving);
+        let released = ClientEvent::Released { name: &self.name, held_for: self.since.elapsed() };
+        self.session.shared.client.hook.tell(&released);
         (release_by_token(self.name.clone(), self.presence().lease_id, self.token), turn)
     }
 
@@ -121,7 +161,7 @@ impl GuardedGrant {
     fn is_gone(&self) -> bool {
         let with_session =
             matches!(self.presence().status(), SessionStatus::Lost(LossCause::Gone | LossCause::Closed));
-        self.held.lost.get().is_some() || with_session
+        self.held.is_gone.load(Ordering::Acquire) || with_session
     }
 }
 

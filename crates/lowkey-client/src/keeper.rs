@@ -7,8 +7,8 @@
 //! answers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -27,7 +27,8 @@ use crate::beliefs::{Beliefs, Verdict};
 use crate::clock::now_nanos;
 use crate::door::Doors;
 use crate::error::Error;
-use crate::grant::{GuardedGrant, release_by_token};
+use crate::event::{ClientEvent, Hook};
+use crate::grant::{GrantBelief, GuardedGrant, release_by_token};
 use crate::leases::read_lease;
 use crate::link::{LeaseNotice, Link};
 use crate::random;
@@ -53,6 +54,7 @@ pub(crate) struct Presence {
     valid_until: AtomicU64,
     status: watch::Sender<SessionStatus>,
     lost: CancellationToken,
+    hook: Hook,
     /// The grants that this client believes the lease holds.
     pub(crate) beliefs: Beliefs,
     /// Lets in one task at a time for each name, except tasks that share.
@@ -61,13 +63,14 @@ pub(crate) struct Presence {
 
 impl Presence {
     /// A lease that was created or granted by a request whose validity is known.
-    pub(crate) fn new(lease_id: u64, ttl_seconds: i64, valid_until: u64) -> Arc<Self> {
+    pub(crate) fn new(lease_id: u64, ttl_seconds: i64, valid_until: u64, hook: Hook) -> Arc<Self> {
         Arc::new(Self {
             lease_id,
             ttl_seconds,
             valid_until: AtomicU64::new(valid_until),
             status: watch::Sender::new(SessionStatus::Held),
             lost: CancellationToken::new(),
+            hook,
             beliefs: Beliefs::default(),
             doors: Doors::default(),
         })
@@ -98,7 +101,7 @@ impl Presence {
 
     /// Marks the lease as lost. Only the first cause counts.
     pub(crate) fn lose(&self, cause: LossCause) {
-        self.status.send_if_modified(|status| {
+        let is_news = self.status.send_if_modified(|status| {
             let is_news = !matches!(status, SessionStatus::Lost(_));
             if is_news {
                 *status = SessionStatus::Lost(cause);
@@ -106,6 +109,9 @@ impl Presence {
             is_news
         });
         self.lost.cancel();
+        if is_news && cause != LossCause::Closed {
+            self.hook.tell(&ClientEvent::SessionLost { lease_id: self.lease_id, cause });
+        }
     }
 
     fn set(&self, now: SessionStatus) {
@@ -151,6 +157,7 @@ pub(crate) struct Keeper {
 enum Order {
     Keep(Arc<Presence>),
     Forget(u64),
+    Limit(u64, Weak<GrantBelief>),
 }
 
 impl Keeper {
@@ -159,15 +166,21 @@ impl Keeper {
     pub(crate) fn new(
         link: Link,
         news: mpsc::UnboundedReceiver<LeaseNotice>,
+        hook: Hook,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
-        (Self { orders }, Task::new(link, receiver, news).run())
+        (Self { orders }, Task::new(link, receiver, news, hook).run())
     }
 
     /// Keeps a lease alive until it is lost.
     pub(crate) fn keep(&self, presence: Arc<Presence>) {
         // The task lives as long as any handle that could register a lease.
         let _ = self.orders.send(Order::Keep(presence));
+    }
+
+    /// Ends belief in a grant at this time, whatever becomes of its lease.
+    pub(crate) fn limit(&self, until: u64, held: &Arc<GrantBelief>) {
+        let _ = self.orders.send(Order::Limit(until, Arc::downgrade(held)));
     }
 
     /// Stops keeping a lease.
@@ -182,9 +195,12 @@ struct Task {
     orders: mpsc::UnboundedReceiver<Order>,
     /// What the link hears about leases.
     news: mpsc::UnboundedReceiver<LeaseNotice>,
+    hook: Hook,
     leases: BTreeMap<u64, Kept>,
     by_renewal: BTreeSet<(u64, u64)>,
     by_end: BTreeSet<(u64, u64)>,
+    /// Grants that are held for a limited time, by when that is over. Those that were released before are let go then.
+    limits: BTreeMap<u64, Vec<Weak<GrantBelief>>>,
     under_way: FuturesUnordered<BoxFuture<'static, Sent>>,
     reading: FuturesUnordered<BoxFuture<'static, Read>>,
 }
@@ -225,14 +241,17 @@ impl Task {
         link: Link,
         orders: mpsc::UnboundedReceiver<Order>,
         news: mpsc::UnboundedReceiver<LeaseNotice>,
+        hook: Hook,
     ) -> Self {
         Self {
             link,
             orders,
             news,
+            hook,
             leases: BTreeMap::new(),
             by_renewal: BTreeSet::new(),
             by_end: BTreeSet::new(),
+            limits: BTreeMap::new(),
             under_way: FuturesUnordered::new(),
             reading: FuturesUnordered::new(),
         }
@@ -246,6 +265,7 @@ impl Task {
                 order = self.orders.recv(), if is_open => match order {
                     Some(Order::Keep(presence)) => self.add(presence),
                     Some(Order::Forget(lease_id)) => _ = self.remove(lease_id),
+                    Some(Order::Limit(until, held)) => self.limits.entry(until).or_default().push(held),
                     None => is_open = false,
                 },
                 Some(news) = self.news.recv() => match news {
@@ -265,7 +285,8 @@ impl Task {
     fn pause(&self) -> Duration {
         let Some((end, _)) = self.by_end.first() else { return Duration::from_secs(3600) };
         let renewal = self.by_renewal.first().map_or(u64::MAX, |(at, _)| *at);
-        let next = (*end).min(renewal);
+        let limit = self.limits.first_key_value().map_or(u64::MAX, |(at, _)| *at);
+        let next = (*end).min(renewal).min(limit);
         Duration::from_nanos(next.saturating_sub(now_nanos())).min(LOOK_INTERVAL)
     }
 
@@ -299,8 +320,14 @@ impl Task {
         self.by_end.insert((end, lease_id));
     }
 
-    /// R6: a lease that is no longer valid is lost, no matter what the servers would say.
+    /// R6: a lease that is no longer valid is lost, no matter what the servers would say. So is a grant whose own time is
+    /// over.
     fn end_overdue(&mut self, now: u64) {
+        while let Some(limit) = self.limits.first_entry()
+            && *limit.key() <= now
+        {
+            limit.remove().iter().filter_map(Weak::upgrade).for_each(|held| held.outlive());
+        }
         while let Some((end, lease_id)) = self.by_end.first().copied()
             && end <= now
         {
@@ -351,12 +378,15 @@ impl Task {
         let Sent { first_sent, lease_ids, outcome } = sent;
         match outcome {
             Ok(Answer::RenewLeases(LeasesRenewed { renewals })) => {
+                let took = Duration::from_nanos(now_nanos().saturating_sub(first_sent));
+                self.hook.tell(&ClientEvent::Renewed { leases: lease_ids.len(), took });
                 for renewal in renewals {
                     self.take_in_one(first_sent, &renewal);
                 }
             }
             // No node answered: try again very soon.
             _ => {
+                self.hook.tell(&ClientEvent::NotRenewed { leases: lease_ids.len() });
                 let again = now_nanos() + AGAIN_NANOS;
                 for lease_id in lease_ids {
                     self.plan(lease_id, again);
@@ -440,8 +470,10 @@ impl Task {
             Err(_) => return,
         };
         let Verdict { lost, orphans } = presence.beliefs.judge(&believed, lease.grants);
-        for held in lost {
-            held.lose(LossCause::ReleasedElsewhere);
+        for (token, held) in lost {
+            let cause = LossCause::ReleasedElsewhere;
+            held.lose(cause);
+            self.hook.tell(&ClientEvent::LockLost { lease_id, token, cause });
         }
         for (name, token) in orphans {
             // While a task asks for the name it may be given this very grant, and that answer may be under
@@ -478,8 +510,8 @@ mod tests {
         let (link, mut next_call) = Link::to_nowhere();
         let (_orders, receiver) = mpsc::unbounded_channel();
         let (_news, news) = mpsc::unbounded_channel();
-        let mut task = Task::new(link, receiver, news);
-        let presence = Presence::new(1, 10, u64::MAX);
+        let mut task = Task::new(link, receiver, news, Hook::default());
+        let presence = Presence::new(1, 10, u64::MAX, Hook::default());
         presence.beliefs.give_up("gone".to_owned());
         prepare(&presence);
         task.add(Arc::clone(&presence));
@@ -519,10 +551,11 @@ mod tests {
     fn a_new_stream_is_soon_told_which_leases_are_used_on_it() {
         let (link, _) = Link::to_nowhere();
         let ((_orders, receiver), (_news, news)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let mut task = Task::new(link, receiver, news);
+        let mut task = Task::new(link, receiver, news, Hook::default());
         let now = now_nanos();
         for (lease_id, ttl_seconds) in [(1, 600), (2, 1)] {
-            task.add(Presence::new(lease_id, ttl_seconds, valid_until(now, ttl_seconds)));
+            let until = valid_until(now, ttl_seconds);
+            task.add(Presence::new(lease_id, ttl_seconds, until, Hook::default()));
         }
         let before = task.leases[&2].next_renewal;
         task.renew_all_soon();

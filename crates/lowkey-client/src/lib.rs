@@ -41,6 +41,7 @@
 //! Where to look: `engine` for that thread, `link` for the one stream that carries everything, `keeper` for
 //! renewals and the rules of validity (R6, R7, R9), `door` for the order of tasks within one session.
 
+mod access;
 mod backups;
 mod beliefs;
 pub mod blocking;
@@ -52,6 +53,7 @@ mod elect;
 mod election;
 mod engine;
 mod error;
+mod event;
 mod grant;
 mod keeper;
 mod leases;
@@ -75,6 +77,7 @@ pub use detached::{Detached, DetachedLock};
 pub use elect::Elect;
 pub use election::{Election, Leadership};
 pub use error::{Error, ErrorKind, HeldBy, Lost};
+pub use event::ClientEvent;
 pub use lock::{Lock, LockGuard};
 pub use lock_all::{LockAll, LockGuards};
 pub use lowkey_api::{ApiError, Position, Reason};
@@ -86,8 +89,8 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease,
-        LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Scope, Stats, TransferLeaderResponse,
-        WatchEvent,
+        AccessGrant, CheckTokenResponse, CreateBackupResponse, EventType, GetLeaseResponse, GetLockResponse,
+        GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Principal, Scope,
+        Stats, TransferLeaderResponse, WatchEvent,
     };
 }

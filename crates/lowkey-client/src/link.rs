@@ -37,6 +37,7 @@ pub(crate) use self::connect::{CONNECT_TIME, root_cause};
 use self::connect::{Connected, Directory, Failed, Surroundings};
 use self::pending::{Pending, PendingCall, ReplyTo};
 use crate::error::Error;
+use crate::event::{ClientEvent, Hook};
 use crate::random::Backoff;
 use crate::wire::{Dialer, Wire};
 
@@ -102,6 +103,7 @@ impl Link {
         endpoints: Vec<String>,
         cluster_id: Option<String>,
         dialer: Dialer,
+        hook: Hook,
     ) -> (Self, mpsc::UnboundedReceiver<LeaseNotice>, impl Future<Output = ()> + Send + use<>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let (lease_news, news) = mpsc::unbounded_channel();
@@ -121,6 +123,7 @@ impl Link {
             holding_back: 0,
             held_back: Vec::new(),
             lease_news,
+            hook,
         };
         (Self { orders, last_number: Arc::default(), state: state_receiver }, news, task.run())
     }
@@ -281,6 +284,7 @@ struct Task {
     holding_back: usize,
     held_back: Vec<u64>,
     lease_news: mpsc::UnboundedSender<LeaseNotice>,
+    hook: Hook,
 }
 
 enum Connection {
@@ -435,6 +439,7 @@ impl Task {
         match outcome {
             Ok(connected) => {
                 tracing::debug!(endpoint = connected.endpoint, "connected");
+                self.hook.tell(&ClientEvent::Connected { endpoint: &connected.endpoint });
                 self.directory.met(&connected);
                 self.state.send_replace(LinkState {
                     channel: Some(connected.channel.clone()),
@@ -466,6 +471,8 @@ impl Task {
 
     fn broken(&mut self, problem: &str) {
         tracing::debug!(problem, "the connection is gone");
+        let endpoint = &self.state.borrow().endpoint.clone();
+        self.hook.tell(&ClientEvent::Disconnected { endpoint, problem });
         self.directory.avoid_current();
         let error = Error::unavailable(problem, true);
         self.state.send_modify(|state| {

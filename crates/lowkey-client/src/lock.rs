@@ -12,12 +12,15 @@ use lowkey_api::limits::WAIT_MAX;
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{AcquireLockRequest, ReleaseLockRequest};
+use lowkey_api::validity::held_until;
 use lowkey_token::{Fence, Token};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::now_nanos;
 use crate::door::{DoorTurn, Entering, Entry};
 use crate::error::{Error, ErrorKind, HeldBy, Lost};
+use crate::event::Asking;
 use crate::grant::GuardedGrant;
 use crate::keeper::Presence;
 use crate::random;
@@ -80,6 +83,11 @@ impl Lock {
     /// # }
     /// ```
     pub async fn try_acquire(&self) -> Result<LockGuard, Error> {
+        let asking = Asking::begin(&self.session.shared.client.hook, &self.wish.name);
+        asking.end(self.try_now().await)
+    }
+
+    async fn try_now(&self) -> Result<LockGuard, Error> {
         self.session.check()?;
         let door = self.session.shared.presence.doors.of(&self.wish.name);
         let entry = match door.enter(self.wish.way(), true) {
@@ -110,6 +118,11 @@ impl Lock {
 
     /// Acquires the lock within this time. Otherwise returns an error for which [`Error::is_busy`] is true.
     pub async fn wait(&self, time: Duration) -> Result<LockGuard, Error> {
+        let asking = Asking::begin(&self.session.shared.client.hook, &self.wish.name);
+        asking.end(self.wait_in_line(time).await)
+    }
+
+    async fn wait_in_line(&self, time: Duration) -> Result<LockGuard, Error> {
         let started = Instant::now();
         self.session.check()?;
         let door = self.session.shared.presence.doors.of(&self.wish.name);
@@ -140,13 +153,21 @@ impl Lock {
         };
         // R7: a grant is valid only within the validity of its lease.
         self.session.check()?;
+        // Nor is one whose own time was over before its answer came.
+        if !guard.is_held() {
+            return Err(Error::unavailable(
+                "the lock was granted, and its time was over before the answer came",
+                true,
+            ));
+        }
         Ok(guard)
     }
 
     async fn ask(&self, turn: DoorTurn<GuardedGrant>, wait: Duration) -> Result<LockGuard, Error> {
         let shared = &self.session.shared;
         let lease_id = shared.presence.lease_id;
-        let request = AcquireLockRequest { lease_id, ..self.wish.request(&shared.client.owner, wait) };
+        let request = AcquireLockRequest { lease_id, ..self.wish.request(&shared.client.owner, wait)? };
+        let (max_hold_seconds, first_sent) = (request.max_hold_seconds, now_nanos());
         let request_id = request.request_id.clone();
         let mut asked = Asked { lock: self, request_id: Some(request_id), turn: Some(turn) };
         let time = shared.client.call_timeout.saturating_add(wait);
@@ -163,7 +184,10 @@ impl Lock {
         };
         // From here on the grant is released by its token.
         let (name, way) = (self.wish.name.clone(), self.wish.way());
-        Ok(LockGuard::new(GuardedGrant::new(self.session.clone(), name, &granted, asked.settled(), way)))
+        // R6: from before the first send; every attempt has the same request id.
+        let until = way.is_limited.then(|| held_until(first_sent, granted.waited_ms, max_hold_seconds));
+        let turn = asked.settled();
+        Ok(LockGuard::new(GuardedGrant::new(self.session.clone(), name, &granted, turn, way, until)))
     }
 
     fn refused(&self, error: Error, asked: &mut Asked<'_>) -> Error {
@@ -320,7 +344,17 @@ impl LockGuard {
 
     /// How long the lock is held for certain if no further renewal is acknowledged.
     pub fn remaining(&self) -> Duration {
-        if self.grant.ended().is_cancelled() { Duration::ZERO } else { self.grant.presence().remaining() }
+        let lease = self.grant.presence().remaining();
+        match self.grant.ended().is_cancelled() {
+            true => Duration::ZERO,
+            false => self.limit_remaining().map_or(lease, |limit| limit.min(lease)),
+        }
+    }
+
+    /// How much is left of the time that [`Lock::at_most`] gave it, by this client's own count; `None` without such a
+    /// limit. No renewal extends it.
+    pub fn limit_remaining(&self) -> Option<Duration> {
+        self.grant.limit_remaining()
     }
 
     /// Resolves when the lock is lost, with the cause. Never resolves while it is held.

@@ -59,6 +59,7 @@ impl Serialize for LossCause {
             Self::Gone => "GONE",
             Self::Closed => "CLOSED",
             Self::ReleasedElsewhere => "RELEASED_ELSEWHERE",
+            Self::HeldTooLong => "HELD_TOO_LONG",
         })
     }
 }

@@ -58,6 +58,8 @@ pub enum LossCause {
     Closed,
     /// Only for a lock whose session goes on: another client released it.
     ReleasedElsewhere,
+    /// Only for a lock whose session goes on: it was held for as long as [`Lock::at_most`] allows.
+    HeldTooLong,
 }
 
 impl fmt::Display for LossCause {
@@ -67,6 +69,7 @@ impl fmt::Display for LossCause {
             Self::Gone => "the lease is gone: it ran out, or was revoked",
             Self::Closed => "it was closed",
             Self::ReleasedElsewhere => "somebody else released it",
+            Self::HeldTooLong => "it was held for as long as it may be",
         })
     }
 }

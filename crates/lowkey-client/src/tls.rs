@@ -56,6 +56,13 @@ impl Tls {
     }
 }
 
+impl Tls {
+    /// True if it shows a certificate.
+    pub(crate) fn has_identity(&self) -> bool {
+        self.identity.is_some()
+    }
+}
+
 /// The files as they are on disk. They have a key: never shown.
 #[derive(PartialEq, Eq)]
 struct Contents {

@@ -1,13 +1,15 @@
 //! Connections to nodes: encrypted or not, and with a token on each call if there is one.
 
 use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -69,7 +71,7 @@ impl Dialer {
             Scheme::Http if self.token.is_some() && !is_loopback(endpoint) => Err(Error::invalid(format!(
                 "{endpoint}: a token is sent to other machines over https:// only; begin the endpoint with https://"
             ))),
-            Scheme::Http => Ok(()),
+            Scheme::Http | Scheme::Unix => Ok(()),
         }
     }
 
@@ -94,6 +96,7 @@ impl Dialer {
             match scheme {
                 Scheme::Http => to.connect().await,
                 Scheme::Https => to.connect_with_connector(self.encrypting()).await,
+                Scheme::Unix => to.connect_with_connector(Socket::of(endpoint)).await,
             }
         };
         match timeout(CONNECT_TIME, connecting).await {
@@ -113,6 +116,7 @@ impl Dialer {
         Ok(self.wire(match scheme {
             Scheme::Http => to.connect_lazy(),
             Scheme::Https => to.connect_with_connector_lazy(self.encrypting()),
+            Scheme::Unix => to.connect_with_connector_lazy(Socket::of(endpoint)),
         }))
     }
 
@@ -134,12 +138,18 @@ impl Dialer {
 enum Scheme {
     Http,
     Https,
+    /// A socket on this machine: that of an admin.
+    Unix,
 }
+
+/// What such an endpoint begins with. A path follows.
+pub(crate) const UNIX: &str = "unix://";
 
 fn split(endpoint: &str) -> Result<(Scheme, &str), Error> {
     match endpoint.split_once("://") {
         Some(("http", rest)) => Ok((Scheme::Http, rest)),
         Some(("https", rest)) => Ok((Scheme::Https, rest)),
+        Some(("unix", path)) if !path.is_empty() => Ok((Scheme::Unix, path)),
         _ => Err(no_url(endpoint)),
     }
 }
@@ -157,7 +167,11 @@ fn is_loopback(endpoint: &str) -> bool {
 
 /// How to connect to a node. Encryption is added by the connector, so the address below it is a plain one.
 fn prepared(endpoint: &str) -> Result<(Scheme, Endpoint), Error> {
-    let (scheme, rest) = split(endpoint)?;
+    let (scheme, mut rest) = split(endpoint)?;
+    if scheme == Scheme::Unix {
+        rest = "localhost";
+    }
+    let endpoint = if scheme == Scheme::Unix { "http://localhost" } else { endpoint };
     let origin = endpoint.parse::<Uri>().map_err(|_| no_url(endpoint))?;
     let parsed = Endpoint::from_shared(format!("http://{rest}")).map_err(|_| no_url(endpoint))?;
     let prepared = parsed
@@ -170,6 +184,41 @@ fn prepared(endpoint: &str) -> Result<(Scheme, Endpoint), Error> {
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(1 << 21);
     Ok((scheme, prepared))
+}
+
+/// Connects to a socket on this machine.
+struct Socket {
+    path: PathBuf,
+}
+
+impl Socket {
+    fn of(endpoint: &str) -> Self {
+        Self { path: endpoint.strip_prefix(UNIX).unwrap_or(endpoint).into() }
+    }
+}
+
+impl Service<Uri> for Socket {
+    type Response = hyper_util::rt::TokioIo<UnixStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _uri: Uri) -> Self::Future {
+        let path = self.path.clone();
+        Box::pin(async move {
+            // The path of a socket ends at 107 bytes, and this one may be longer.
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let directory = std::fs::File::open(directory.unwrap_or(Path::new(".")))?;
+            let name = path.file_name().unwrap_or_default();
+            let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+            let stream = UnixStream::connect(short).await?;
+            drop(directory);
+            Ok(hyper_util::rt::TokioIo::new(stream))
+        })
+    }
 }
 
 /// Connects with TLS.

@@ -135,6 +135,7 @@ impl World {
             scope,
             value: Value::default(),
             wait: true,
+            max_hold: None,
             since_unix_ms: 1,
             request: self.request(),
         };

@@ -4,10 +4,11 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
+use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
 use crate::name::{
-    InvitationHash, KeyHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId, RequestId, Ticket,
-    Token, Ttl, Value,
+    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value,
 };
 
 /// One change of the replicated state.
@@ -54,6 +55,8 @@ pub enum Command {
         value: Value,
         /// Get in line if it is not free. How long is the leader's to count, not the state's.
         wait: bool,
+        /// For how long it is held at most. The leader counts that from the grant.
+        max_hold: Option<MaxHold>,
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
         /// The operation's id.
@@ -109,6 +112,16 @@ pub enum Command {
         /// The proposer's wall clock, for display only.
         since_unix_ms: u64,
     },
+    /// R4: ends grants that were held for as long as they may be, as decided by the leader of `decided_term`. Takes effect
+    /// only if the entry itself is of that term. Their leases live on.
+    EndHolds {
+        /// The grants to end.
+        holds: Vec<HoldRef>,
+        /// The term in which the leader decided so.
+        decided_term: u64,
+        /// The proposer's wall clock, for display only.
+        since_unix_ms: u64,
+    },
     /// Registers a node, or renews what is known of one that is registered under the same identity. A node
     /// that is expected under this name, and has no identity yet, is who comes.
     AddMember {
@@ -145,6 +158,8 @@ pub enum Command {
         /// that is asked to let a node in compares it with its own.
         since_unix_ms: u64,
     },
+    /// Changes who may do what.
+    Access(Box<AccessChange>),
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -157,12 +172,14 @@ macro_rules! since_of {
             | Self::SetValue { since_unix_ms, .. }
             | Self::CancelWait { since_unix_ms, .. }
             | Self::Expire { since_unix_ms, .. }
+            | Self::EndHolds { since_unix_ms, .. }
             | Self::Invite { since_unix_ms, .. } => Some(since_unix_ms),
             Self::CreateLease { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
-            | Self::EndQuarantine => None,
+            | Self::EndQuarantine
+            | Self::Access(_) => None,
         }
     };
 }
@@ -189,10 +206,12 @@ impl Command {
             | Self::SetValue { .. }
             | Self::AddMember { .. }
             | Self::Invite { .. } => true,
+            Self::Access(change) => change.grows(),
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
             | Self::Expire { .. }
+            | Self::EndHolds { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine => false,
@@ -213,11 +232,13 @@ impl Command {
             Self::CreateLease { .. }
             | Self::CancelWait { .. }
             | Self::Expire { .. }
+            | Self::EndHolds { .. }
             | Self::AddMember { .. }
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
-            | Self::Invite { .. } => None,
+            | Self::Invite { .. }
+            | Self::Access(_) => None,
         }
     }
 
@@ -271,6 +292,17 @@ impl AcquireWith {
             Self::NewLease(_) => None,
         }
     }
+}
+
+/// One grant: found by its lock and lease, and by its token never mistaken for a later one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldRef {
+    /// The lock.
+    pub lock: LockName,
+    /// The lease that holds it.
+    pub lease: LeaseId,
+    /// The grant's token.
+    pub token: Token,
 }
 
 /// How a release names the grant that it ends.
@@ -365,6 +397,12 @@ pub enum Reply {
         /// How many: 0 if the entry was of another term than the decision.
         count: u64,
     },
+    /// Grants were ended because they were held for as long as they may be.
+    HoldsEnded {
+        /// How many: those that were over before are not counted, and 0 if the entry was of another term than the
+        /// decision.
+        count: u64,
+    },
     /// A node is registered.
     MemberAdded {
         /// Its id in the group.
@@ -382,6 +420,8 @@ pub enum Reply {
         /// Until when, by the wall clock of the leader that made it.
         expires_unix_ms: u64,
     },
+    /// It is so now who may do what, or was before.
+    AccessChanged,
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.
@@ -404,7 +444,8 @@ pub enum Refusal {
         /// Who is in the way.
         in_the_way: InTheWay,
     },
-    /// The lease holds this name, or waits for it, in another mode or scope.
+    /// The lease holds this name, or waits for it, in another mode or scope; or one of the two has a limit of how long it
+    /// is held. Such a grant is given once: who was given it again would count its time from the wrong moment.
     AlreadyHeld {
         /// The lock that was asked for.
         lock: LockName,
@@ -414,6 +455,8 @@ pub enum Refusal {
         mode: Mode,
         /// What it covers, or is to.
         scope: Scope,
+        /// For how long it is held at most, or is to be.
+        max_hold: Option<MaxHold>,
     },
     /// The lock has as many waiters as a lock may.
     TooManyWaiters {
@@ -470,6 +513,30 @@ pub enum Refusal {
     InvitationNotFound,
     /// Another node came with the invitation.
     InvitationUsed,
+    /// There is no such principal.
+    PrincipalNotFound {
+        /// The name that was given.
+        principal: PrincipalName,
+    },
+    /// There is no such token, or no longer.
+    TokenNotFound {
+        /// The id that was given.
+        token: TokenId,
+    },
+    /// A token or a certificate's name proves one principal only.
+    ProofTaken {
+        /// What is taken, for a person.
+        what: String,
+    },
+    /// There is as much of something in the access table as there may be.
+    AccessLimit {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        max: usize,
+    },
+    /// Access is required, or is to be, and no principal would be an admin.
+    AdminNeeded,
     /// The node is the only one: without it there is no cluster.
     LastNode {
         /// Its name.
@@ -497,6 +564,8 @@ pub struct Holder {
     pub value: Value,
     /// The proposer's wall clock when it was granted, for display only.
     pub since_unix_ms: u64,
+    /// For how long it is held at most.
+    pub max_hold: Option<MaxHold>,
 }
 
 /// Who waits for a lock, as told to others.
@@ -537,6 +606,18 @@ pub enum Event {
     LeaseEnded {
         /// Which.
         lease: LeaseId,
+    },
+    /// The time of a grant begins that has a limit of its own.
+    HoldStarted {
+        /// Which.
+        hold: HoldRef,
+        /// The limit.
+        max_hold: MaxHold,
+    },
+    /// A grant that had a limit of its own is over, in whatever way.
+    HoldEnded {
+        /// Its token.
+        token: Token,
     },
     /// A lock changed hands, or its queue did: what watchers are told.
     Changed(Change),
@@ -600,6 +681,8 @@ pub enum Cause {
     Revoked,
     /// The holder's lease ran out.
     Expired,
+    /// It was held for as long as it may be, and its lease lives on.
+    HeldTooLong,
 }
 
 /// How a wait ended.

@@ -9,11 +9,12 @@
 //! The function is fixed and written down here: replicas of different builds must agree. It guards against
 //! drift, not against an adversary.
 
+use crate::access::{Principal, PrincipalName};
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{encode_mode, encode_scope};
 use crate::holders::Grant;
 use crate::invitation::Invitation;
-use crate::name::{InvitationHash, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket};
+use crate::name::{InvitationHash, LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket};
 use crate::recent::Remembered;
 use crate::state::{Lease, Wait};
 
@@ -43,6 +44,9 @@ pub(crate) enum DigestPart<'a> {
     Wait(Ticket, &'a Wait),
     Member(MemberId, &'a NodeInfo),
     Invitation(InvitationHash, &'a Invitation),
+    Principal(&'a PrincipalName, &'a Principal),
+    /// Only while it is.
+    AccessRequired,
     /// Remembered by its owner, or by the lease that it is counted with.
     Request(Option<&'a OwnerId>, &'a RequestId, &'a Remembered),
 }
@@ -57,21 +61,25 @@ impl DigestPart<'_> {
                 mix.digest(requests.digest());
             }
             Self::Grant(name, grant) => {
-                let Grant { lease, token, mode, scope, value, revision, since_unix_ms, request } = grant;
+                let Grant { lease, token, mode, scope, value, revision, since_unix_ms, request, max_hold } =
+                    grant;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[2, lease.0, token.0, mode.into(), scope.into(), *revision, *since_unix_ms]);
                 mix.text(name.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
+                mix.limit(*max_hold);
             }
             Self::Wait(ticket, wait) => {
-                let Wait { lock, lease, mode, scope, value, request, fingerprint, makes_lease } = wait;
+                let Wait { lock, lease, mode, scope, value, request, fingerprint, makes_lease, max_hold } =
+                    wait;
                 let (mode, scope) = (encode_mode(*mode), encode_scope(*scope));
                 mix.numbers(&[3, ticket.0, lease.0, mode.into(), scope.into()]);
                 mix.numbers(&[*fingerprint, u64::from(*makes_lease)]);
                 mix.text(lock.as_str());
                 mix.text(value.as_str());
                 mix.text(request.as_str());
+                mix.limit(*max_hold);
             }
             Self::Member(id, node) => {
                 let NodeInfo {
@@ -97,6 +105,20 @@ impl DigestPart<'_> {
                 mix.bytes(&hash.0);
                 mix.bytes(used_by.as_ref().map_or(&[], |identity| identity.0.as_slice()));
             }
+            Self::Principal(name, Principal { names, tokens, grants }) => {
+                mix.numbers(&[24, names.len() as u64, tokens.len() as u64, grants.len() as u64]);
+                mix.text(name.as_str());
+                names.iter().for_each(|name| mix.text(name.as_str()));
+                for (id, hash) in tokens {
+                    mix.bytes(&id.0);
+                    mix.bytes(&hash.0);
+                }
+                for (path, verbs) in grants {
+                    mix.text(path.as_str());
+                    mix.numbers(&[verbs.bits().into()]);
+                }
+            }
+            Self::AccessRequired => mix.numbers(&[25]),
             Self::Request(owner, request, Remembered { fingerprint, reply }) => {
                 mix.numbers(&[5, *fingerprint]);
                 mix.text(owner.map_or("", OwnerId::as_str));
@@ -144,6 +166,13 @@ impl Mix {
         self.bytes(text.as_bytes());
     }
 
+    /// Nothing where there is none: a node of before, which knows of no limits, comes to the same.
+    fn limit(&mut self, max_hold: Option<MaxHold>) {
+        if let Some(max_hold) = max_hold {
+            self.number(max_hold.seconds().into());
+        }
+    }
+
     fn reply(&mut self, reply: &Reply) {
         match reply {
             Reply::LeaseCreated { lease, ttl } => {
@@ -159,10 +188,12 @@ impl Mix {
             Reply::Waiting { .. }
             | Reply::WaitsCancelled { .. }
             | Reply::Expired { .. }
+            | Reply::HoldsEnded { .. }
             | Reply::MemberAdded { .. }
             | Reply::MemberRemoved { .. }
             | Reply::QuarantineEnded
-            | Reply::Invited { .. } => {
+            | Reply::Invited { .. }
+            | Reply::AccessChanged => {
                 unreachable!("only requests of clients that had their effect are remembered")
             }
         }

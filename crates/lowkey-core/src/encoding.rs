@@ -8,13 +8,14 @@ use std::fmt;
 
 use prost::Message as _;
 
+use crate::access::{ACCESS_KINDS, AccessChange, AccessKind, AccessProto};
 use crate::claim::{Mode, Scope};
-use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Requester};
+use crate::command::{AcquireWith, Command, GrantRef, HoldRef, NodeInfo, Requester};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
 use crate::limits::INVITATION_SECONDS_MAX;
 use crate::name::{
-    Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId,
-    RequestId, Ticket, Token, Ttl, Value,
+    Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
+    RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
 
 /// The version of the command set that this build understands. Raised with every new kind.
@@ -22,14 +23,17 @@ use crate::name::{
 /// 1: leases, exclusive locks, members. 2: waiting, modes, scopes, values. 3: members that are expected, renewed,
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
-/// with invitations.
-pub const COMMAND_VERSION: u32 = 6;
+/// with invitations. 7: who may do what; grants that last for a limited time.
+pub const COMMAND_VERSION: u32 = 7;
 
 impl Command {
     /// The command set that a node must understand to carry it out. It is proposed only when every member
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::Access(_) => 7,
+            // A limit is never left out: who asked for it counts on it.
+            Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
             Self::AddMember { invitation: Some(_), .. } | Self::Invite { .. } => 6,
             Self::AddMember { node, .. } | Self::UpdateMember { node, .. } if node.key_hash.is_some() => 6,
             Self::Release { grant: GrantRef::GivenUp(..), .. }
@@ -88,7 +92,10 @@ const HEAD_BYTES_MAX: usize = 11;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct CommandProto {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20")]
+    #[prost(
+        oneof = "Kind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32"
+    )]
     kind: Option<Kind>,
 }
 
@@ -118,6 +125,24 @@ enum Kind {
     EndQuarantine(EndQuarantineProto),
     #[prost(message, tag = "20")]
     Invite(InviteProto),
+    #[prost(message, tag = "24")]
+    AddPrincipal(AccessProto),
+    #[prost(message, tag = "25")]
+    RemovePrincipal(AccessProto),
+    #[prost(message, tag = "26")]
+    RemoveName(AccessProto),
+    #[prost(message, tag = "27")]
+    AddToken(AccessProto),
+    #[prost(message, tag = "28")]
+    RevokeToken(AccessProto),
+    #[prost(message, tag = "29")]
+    Grant(AccessProto),
+    #[prost(message, tag = "30")]
+    Revoke(AccessProto),
+    #[prost(message, tag = "31")]
+    Require(AccessProto),
+    #[prost(message, tag = "32")]
+    EndHolds(EndHoldsProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -168,6 +193,9 @@ struct AcquireProto {
     value: String,
     #[prost(bool, tag = "10")]
     wait: bool,
+    /// 0 for no limit.
+    #[prost(uint32, tag = "24")]
+    max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -233,6 +261,26 @@ struct ExpireProto {
     decided_term: u64,
     #[prost(uint64, tag = "3")]
     since_unix_ms: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct EndHoldsProto {
+    #[prost(message, repeated, tag = "1")]
+    holds: Vec<HoldProto>,
+    #[prost(uint64, tag = "2")]
+    decided_term: u64,
+    #[prost(uint64, tag = "3")]
+    since_unix_ms: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct HoldProto {
+    #[prost(string, tag = "1")]
+    lock: String,
+    #[prost(uint64, tag = "2")]
+    lease: u64,
+    #[prost(uint64, tag = "3")]
+    token: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -333,7 +381,14 @@ impl Command {
             Self::UpdateMember { .. } => 10,
             Self::EndQuarantine => 12,
             Self::Invite { .. } => 20,
+            Self::Access(change) => change.number(),
+            Self::EndHolds { .. } => 32,
         }
+    }
+
+    fn access(kind: u32, proto: AccessProto) -> Result<Self, DecodeError> {
+        debug_assert!(ACCESS_KINDS.contains(&kind), "a change of the access table");
+        Ok(Self::Access(Box::new(AccessChange::try_from(AccessKind(kind, proto))?)))
     }
 
     fn from_proto(kind: Kind) -> Result<Self, DecodeError> {
@@ -361,6 +416,7 @@ impl Command {
                 scope: decode_scope(proto.scope)?,
                 value: Value::parse(&proto.value)?,
                 wait: proto.wait,
+                max_hold: MaxHold::parse(proto.max_hold_seconds.into())?,
                 since_unix_ms: proto.since_unix_ms,
                 request: RequestId::parse(&proto.request)?,
             },
@@ -404,6 +460,16 @@ impl Command {
                 decided_term: proto.decided_term,
                 since_unix_ms: proto.since_unix_ms,
             },
+            Kind::EndHolds(proto) => {
+                let hold = |hold: HoldProto| {
+                    let HoldProto { lock, lease, token } = hold;
+                    let lock = LockName::parse(&lock)?;
+                    Ok::<_, Invalid>(HoldRef { lock, lease: LeaseId(lease), token: Token(token) })
+                };
+                let EndHoldsProto { holds, decided_term, since_unix_ms } = proto;
+                let holds = holds.into_iter().map(hold).collect::<Result<_, _>>()?;
+                Self::EndHolds { holds, decided_term, since_unix_ms }
+            }
             Kind::AddMember(proto) => {
                 let invitation = decode_hash(&proto.invitation)?.map(InvitationHash);
                 if invitation.is_some() && proto.identity.is_empty() {
@@ -432,6 +498,14 @@ impl Command {
                 let InviteProto { lifetime_seconds, since_unix_ms, .. } = proto;
                 Self::Invite { invitation, lifetime_seconds, since_unix_ms }
             }
+            Kind::AddPrincipal(proto) => Self::access(24, proto)?,
+            Kind::RemovePrincipal(proto) => Self::access(25, proto)?,
+            Kind::RemoveName(proto) => Self::access(26, proto)?,
+            Kind::AddToken(proto) => Self::access(27, proto)?,
+            Kind::RevokeToken(proto) => Self::access(28, proto)?,
+            Kind::Grant(proto) => Self::access(29, proto)?,
+            Kind::Revoke(proto) => Self::access(30, proto)?,
+            Kind::Require(proto) => Self::access(31, proto)?,
         })
     }
 }
@@ -470,7 +544,18 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(4, since(since_unix_ms));
                 fields.text(5, actor(by));
             }
-            Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms, request } => {
+            Command::Acquire {
+                lock,
+                owner,
+                with,
+                mode,
+                scope,
+                value,
+                wait,
+                max_hold,
+                since_unix_ms,
+                request,
+            } => {
                 let (lease, ttl) = match with {
                     AcquireWith::Lease(lease) => (lease.0, 0),
                     AcquireWith::NewLease(ttl) => (0, ttl.seconds()),
@@ -485,6 +570,7 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(8, encode_scope(*scope).into());
                 fields.text(9, value.as_str());
                 fields.number(10, (*wait && !self.as_asked_first).into());
+                fields.number(24, max_hold_seconds(*max_hold).into());
             }
             Command::Release { lock, grant, token, actor: by, since_unix_ms, request } => {
                 let is_final = matches!(grant, GrantRef::GivenUp(..));
@@ -525,6 +611,11 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, *decided_term);
                 fields.number(3, *since_unix_ms);
             }
+            Command::EndHolds { holds, decided_term, since_unix_ms } => {
+                holds.iter().for_each(|hold| fields.message(1, hold));
+                fields.number(2, *decided_term);
+                fields.number(3, *since_unix_ms);
+            }
             Command::AddMember { node, invitation } => {
                 node.write(fields);
                 fields.bytes(21, invitation.as_ref().map_or(&[], |hash| &hash.0));
@@ -538,12 +629,21 @@ impl<'a> MessagePart for Content<'a> {
                 fields.number(2, member.map_or(0, |member| member.0));
             }
             Command::EndQuarantine => {}
+            Command::Access(change) => change.write(fields),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 fields.bytes(1, &invitation.0);
                 fields.number(2, *lifetime_seconds);
                 fields.number(3, *since_unix_ms);
             }
         }
+    }
+}
+
+impl MessagePart for HoldRef {
+    fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
+        fields.text(1, self.lock.as_str());
+        fields.number(2, self.lease.0);
+        fields.number(3, self.token.0);
     }
 }
 

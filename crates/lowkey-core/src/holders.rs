@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::claim::{Claim, Mode, Scope};
-use crate::name::{LeaseId, RequestId, Token, Value};
+use crate::name::{LeaseId, MaxHold, RequestId, Token, Value};
 
 /// One lease holding one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Grant {
     pub since_unix_ms: u64,
     /// The request that it answered.
     pub request: RequestId,
+    /// For how long it is held at most.
+    pub max_hold: Option<MaxHold>,
 }
 
 /// The grants of one lock, by lease.

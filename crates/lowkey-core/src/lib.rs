@@ -11,6 +11,7 @@
 //! types, `limits.rs` for every limit, `recent.rs` for idempotency. `docs/internals/time.md` has rules R1 to
 //! R10, `docs/internals/waiting.md` how queues work.
 
+mod access;
 mod claim;
 mod command;
 mod digest;
@@ -27,10 +28,14 @@ mod recent;
 mod snapshot;
 mod state;
 
+pub use access::{
+    Access, AccessChange, Caller, CertificateName, Denied, GrantPath, Identity, On, Principal, PrincipalName,
+    Proof, TokenHash, TokenId, Verb, Verbs,
+};
 pub use claim::{Mode, Scope};
 pub use command::{
-    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay, NodeInfo,
-    Refusal, Reply, Requester, WaitEnd, Waiter,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, Holder, InTheWay,
+    NodeInfo, Refusal, Reply, Requester, WaitEnd, Waiter,
 };
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
@@ -40,8 +45,8 @@ pub use invitation::Invitation;
 pub use lowkey_mutants as mutants;
 pub use lowkey_record::GroupId;
 pub use name::{
-    ClusterId, Holds, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, NamePrefix,
-    NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime,
+    ClusterId, Holds, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NamePrefix,
+    NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime, max_hold_seconds,
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use state::{

@@ -19,6 +19,11 @@ pub const TTL_SECONDS_MIN: i64 = 1;
 pub const TTL_SECONDS_MAX: i64 = 600;
 /// Longest wait for a lock: 24 hours.
 pub const WAIT_MS_MAX: i64 = 86_400_000;
+/// Shortest limit of how long a grant may last, where it has one.
+pub const MAX_HOLD_SECONDS_MIN: i64 = 1;
+/// Longest limit of how long a grant may last: a week. It ends what hangs, so it must not be shorter than the longest
+/// job that works.
+pub const MAX_HOLD_SECONDS_MAX: i64 = 604_800;
 /// Longest value that travels with a grant, in bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
 /// Largest request that any port accepts, in bytes.
@@ -31,6 +36,18 @@ pub const MEMBERS_MAX: usize = 15;
 pub const INVITATIONS_MAX: usize = 64;
 /// Longest time for which an invitation is good: a day.
 pub const INVITATION_SECONDS_MAX: u64 = 86_400;
+/// Principals that the access table may have.
+pub const PRINCIPALS_MAX: usize = 1_000;
+/// Tokens that one principal may have at a time.
+pub const TOKENS_PER_PRINCIPAL_MAX: usize = 32;
+/// Names in certificates that may be one principal's.
+pub const NAMES_PER_PRINCIPAL_MAX: usize = 32;
+/// Paths on which one principal may have grants.
+pub const GRANTS_PER_PRINCIPAL_MAX: usize = 256;
+/// Longest name of a principal, in bytes of UTF-8.
+pub const PRINCIPAL_NAME_BYTES_MAX: usize = 128;
+/// Longest name in a certificate that may be a principal's, in bytes of UTF-8.
+pub const CERTIFICATE_NAME_BYTES_MAX: usize = 256;
 /// Longest `host:port` that a node may advertise, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Waiters that one lock may have at a time.
@@ -48,6 +65,8 @@ pub const REQUESTS_PER_LEASE_KEPT: usize = 256;
 pub const LEASE_REQUESTS_KEPT: usize = 100_000;
 /// Leases that one `Expire` entry may name, so that no log entry grows without bound.
 pub const LEASES_PER_EXPIRE_MAX: usize = 4096;
+/// Grants that one `EndHolds` entry may name. Each comes with its lock's name, so that an entry has 140 KB at most.
+pub const HOLDS_PER_END_MAX: usize = 256;
 /// Changes that a node remembers for watches to resume from. Each node has its own memory of them:
 /// this one decides nothing.
 pub const HISTORY_EVENTS_MAX: usize = 100_000;

@@ -5,13 +5,15 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 pub use lowkey_token::{Holds, Token};
 
 use crate::limits::{
-    LOCK_NAME_BYTES_MAX, LOCK_NAME_SEGMENTS_MAX, NODE_NAME_BYTES_MAX, OWNER_ID_BYTES_MAX,
-    REQUEST_ID_BYTES_MAX, TTL_SECONDS_MAX, TTL_SECONDS_MIN, VALUE_BYTES_MAX, WAIT_MS_MAX,
+    LOCK_NAME_BYTES_MAX, LOCK_NAME_SEGMENTS_MAX, MAX_HOLD_SECONDS_MAX, MAX_HOLD_SECONDS_MIN,
+    NODE_NAME_BYTES_MAX, OWNER_ID_BYTES_MAX, REQUEST_ID_BYTES_MAX, TTL_SECONDS_MAX, TTL_SECONDS_MIN,
+    VALUE_BYTES_MAX, WAIT_MS_MAX,
 };
 use crate::mutants;
 
@@ -39,7 +41,7 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
-fn check_text(field: &'static str, text: &str, bytes_max: usize) -> Result<(), Invalid> {
+pub(crate) fn check_text(field: &'static str, text: &str, bytes_max: usize) -> Result<(), Invalid> {
     if text.is_empty() || text.len() > bytes_max {
         let problem = format!("must be 1 to {bytes_max} bytes of UTF-8, and is {} bytes", text.len());
         return Err(Invalid::new(field, problem));
@@ -85,6 +87,7 @@ macro_rules! text_type {
         }
     };
 }
+pub(crate) use text_type;
 
 text_type! {
     /// The name of a lock: 1–512 bytes of UTF-8, `/` between segments, no empty, `.` or `..`
@@ -316,6 +319,43 @@ impl Ttl {
     }
 }
 
+/// For how long a grant lasts at most, however well its lease is renewed: 1 second to a week. Most grants have no such
+/// limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MaxHold(NonZeroU32);
+
+impl MaxHold {
+    /// Parses a number of seconds, where 0 means no limit, or says what is allowed.
+    pub fn parse(seconds: i64) -> Result<Option<Self>, Invalid> {
+        let allowed = MAX_HOLD_SECONDS_MIN..=MAX_HOLD_SECONDS_MAX;
+        match u32::try_from(seconds) {
+            Ok(0) => Ok(None),
+            Ok(limit) if allowed.contains(&seconds) => Ok(NonZeroU32::new(limit).map(Self)),
+            _ => Err(Invalid::new(
+                "max_hold_seconds",
+                format!(
+                    "must be {MAX_HOLD_SECONDS_MIN} to {MAX_HOLD_SECONDS_MAX} seconds, or 0 for no limit, and is {seconds}"
+                ),
+            )),
+        }
+    }
+
+    /// The whole seconds.
+    pub fn seconds(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The same span in nanoseconds.
+    pub fn nanos(self) -> u64 {
+        u64::from(self.seconds()) * 1_000_000_000
+    }
+}
+
+/// As formats and messages write a limit: 0 where there is none.
+pub fn max_hold_seconds(max_hold: Option<MaxHold>) -> u32 {
+    max_hold.map_or(0, MaxHold::seconds)
+}
+
 /// Number newtypes that share their shape: an id is never mistaken for a token.
 macro_rules! number_type {
     ($(#[$doc:meta])* $name:ident) => {
@@ -385,6 +425,8 @@ macro_rules! hex_display {
         }
     )*};
 }
+
+pub(crate) use hex_display;
 
 hex_display!(ClusterId, NodeIdentity, KeyHash, InvitationHash);
 

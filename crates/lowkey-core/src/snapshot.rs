@@ -10,6 +10,7 @@ use std::fmt;
 
 use prost::{Message, encoding};
 
+use crate::access::{PrincipalProto, principal_proto, restored};
 use crate::claim::Mode;
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{
@@ -19,26 +20,27 @@ use crate::epoch::Epoch;
 use crate::fields::{Fnv, Sink as _};
 use crate::holders::Grant;
 use crate::invitation::Invitation;
-use crate::limits::{INVITATIONS_MAX, LEASE_REQUESTS_KEPT, REQUESTS_PER_LEASE_KEPT};
+use crate::limits::{INVITATIONS_MAX, LEASE_REQUESTS_KEPT, PRINCIPALS_MAX, REQUESTS_PER_LEASE_KEPT};
 use crate::mutants;
 use crate::name::{
-    ClusterId, Invalid, InvitationHash, LeaseId, LockName, MemberId, NodeIdentity, NodeName, OwnerId,
-    RequestId, Ticket, Token, Ttl, Value,
+    ClusterId, Invalid, InvitationHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName,
+    OwnerId, RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
 use crate::recent::Remembered;
-use crate::state::{Lease, State, Wait};
+use crate::state::{Claimed, Lease, State, Wait};
 
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations. 5: the epoch.
+/// of nodes, and invitations. 5: who may do what; grants that last for a limited time; the epoch.
 pub const SNAPSHOT_VERSION: u32 = 5;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
-/// keys and invitations would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
+/// keys, invitations and limits would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
 /// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
-    if state.epoch.is_some() {
+    let has_limits = !state.limited.is_empty() || state.waits.values().any(|wait| wait.max_hold.is_some());
+    if has_limits || state.epoch.is_some() || !state.access().is_empty() {
         SNAPSHOT_VERSION
     } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
         4
@@ -119,6 +121,9 @@ struct HeadProto {
     /// Behind all parts.
     #[prost(bool, tag = "12")]
     quarantine: bool,
+    /// Behind the principals.
+    #[prost(bool, tag = "25")]
+    access_required: bool,
     /// With it. 0 if there is none.
     #[prost(uint64, tag = "55")]
     epoch: u64,
@@ -132,6 +137,8 @@ const LEASE_REQUESTS: u32 = 10;
 const WAITS: u32 = 11;
 /// Behind `quarantine`.
 const INVITATIONS: u32 = 20;
+/// Behind the invitations.
+const PRINCIPALS: u32 = 24;
 
 fn write_parts<M: Message>(bytes: &mut Vec<u8>, kind: u32, parts: impl Iterator<Item = M>) {
     parts.for_each(|part| encoding::message::encode(kind, &part, bytes));
@@ -191,6 +198,9 @@ struct LockProto {
     scope: u32,
     #[prost(string, tag = "9")]
     value: String,
+    /// 0 for no limit.
+    #[prost(uint32, tag = "24")]
+    max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -213,6 +223,9 @@ struct WaitProto {
     fingerprint: u64,
     #[prost(bool, tag = "9")]
     makes_lease: bool,
+    /// 0 for no limit.
+    #[prost(uint32, tag = "24")]
+    max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -293,6 +306,7 @@ impl State {
             last_lease: self.last_lease.0,
             last_member: self.last_member.0,
             quarantine: false,
+            access_required: false,
             epoch: 0,
         };
         let mut bytes = head.encode_to_vec();
@@ -313,6 +327,10 @@ impl State {
         bytes.extend(tail.encode_to_vec());
         let invitations = self.invitations.iter();
         write_parts(&mut bytes, INVITATIONS, invitations.map(|(hash, known)| invitation_proto(*hash, known)));
+        let principals = self.access().principals();
+        write_parts(&mut bytes, PRINCIPALS, principals.map(|(name, known)| principal_proto(name, known)));
+        let tail = HeadProto { access_required: self.access().is_required(), ..HeadProto::default() };
+        bytes.extend(tail.encode_to_vec());
         bytes
     }
 
@@ -359,6 +377,8 @@ impl State {
             return malformed("it is in quarantine, and locks are held");
         }
         read_parts(bytes, INVITATIONS, |invitation| state.restore_invitation(&invitation))?;
+        read_parts(bytes, PRINCIPALS, |principal| state.restore_principal(&principal))?;
+        state.require_access(head.access_required && !mutants::SNAPSHOT_WITHOUT_THE_SWITCH.is_active());
         state.check_queues()?;
         Ok(state)
     }
@@ -459,6 +479,10 @@ impl State {
             revision: proto.revision,
             since_unix_ms: proto.since_unix_ms,
             request,
+            max_hold: match mutants::SNAPSHOT_WITHOUT_LIMITS.is_active() {
+                false => MaxHold::parse(proto.max_hold_seconds.into())?,
+                true => None,
+            },
         };
         self.paths.hold(&name, lease_id, grant.mode, grant.scope);
         // One stands for all who share it.
@@ -506,9 +530,10 @@ impl State {
             request,
             fingerprint: proto.fingerprint,
             makes_lease: proto.makes_lease,
+            max_hold: MaxHold::parse(proto.max_hold_seconds.into())?,
         };
-        if let Some((mode, scope)) = self.claimed(lease_id, &wait.lock)
-            && (mode, scope) != (wait.mode, wait.scope)
+        if let Some(own) = self.claimed(lease_id, &wait.lock)
+            && !own.may_be_asked_for_again(Claimed::by(&wait))
         {
             let lock = wait.lock;
             return malformed(format!(
@@ -547,6 +572,22 @@ impl State {
             Some(_) => malformed(format!("member {id} is there twice")),
             None => Ok(()),
         }
+    }
+
+    fn restore_principal(&mut self, proto: &PrincipalProto) -> Result<(), SnapshotError> {
+        let (name, principal) = restored(proto)?;
+        let access = self.access();
+        if access.principal(&name).is_some() {
+            return malformed(format!("principal {name} is there twice"));
+        }
+        if access.shares_a_proof(&principal) {
+            return malformed(format!("principal {name} has the proof of another one"));
+        }
+        if access.principals().len() == PRINCIPALS_MAX {
+            return malformed("it has more principals than are kept");
+        }
+        self.put_principal(&name, Some(principal));
+        Ok(())
     }
 
     fn restore_invitation(&mut self, proto: &InvitationProto) -> Result<(), SnapshotError> {
@@ -617,6 +658,7 @@ fn wait_proto(ticket: Ticket, wait: &Wait) -> WaitProto {
         request: wait.request.to_string(),
         fingerprint: wait.fingerprint,
         makes_lease: wait.makes_lease,
+        max_hold_seconds: max_hold_seconds(wait.max_hold),
     }
 }
 
@@ -631,6 +673,7 @@ fn lock_proto(name: &LockName, grant: &Grant) -> LockProto {
         mode: encode_mode(grant.mode),
         scope: encode_scope(grant.scope),
         value: grant.value.as_str().to_owned(),
+        max_hold_seconds: max_hold_seconds(grant.max_hold),
     }
 }
 
@@ -652,10 +695,12 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         Reply::Waiting { .. }
         | Reply::WaitsCancelled { .. }
         | Reply::Expired { .. }
+        | Reply::HoldsEnded { .. }
         | Reply::MemberAdded { .. }
         | Reply::MemberRemoved { .. }
         | Reply::QuarantineEnded
-        | Reply::Invited { .. } => {
+        | Reply::Invited { .. }
+        | Reply::AccessChanged => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

@@ -24,6 +24,7 @@ mod waiting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::access::Access;
 use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
@@ -31,9 +32,13 @@ use crate::epoch::Epoch;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::invitation::Invitations;
-use crate::name::{ClusterId, LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
+use crate::name::{
+    ClusterId, LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value,
+};
 use crate::paths::Paths;
 use crate::recent::Recent;
+
+pub(crate) use self::check::Claimed;
 
 pub use self::beginning::{CountersSpent, FirstNumbers, NewBeginning};
 pub use self::read::{GrantView, LeaseView, LockView, WaitView};
@@ -44,10 +49,11 @@ pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 /// - A lock is in `locks` exactly while it is held or waited for, by leases in `leases` that list it.
 /// - A waiter has a rival: a holder, or an earlier waiter. Nobody waits for nothing.
 /// - No two holders are rivals.
-/// - A lease has, or awaits, a name in one mode and scope only.
+/// - A lease has, or awaits, a name in one mode and scope only; where it has a limit, once only.
+/// - `limited` has exactly the grants that have a limit.
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
-/// - `digest` is that of all leases, grants, waits, members and invitations.
+/// - `digest` is that of all leases, grants, waits, members, invitations and principals.
 /// - The key of a member never changes, and an invitation lets in one node.
 /// - No lease id and no member id is ever given twice.
 /// - In quarantine nothing is held or waited for.
@@ -64,6 +70,8 @@ pub struct State {
     pub(crate) locks: BTreeMap<LockName, Box<LockState>>,
     /// Every wait, first come first.
     pub(crate) waits: BTreeMap<Ticket, Wait>,
+    /// Grants that are held for a limited time.
+    pub(crate) limited: BTreeMap<Token, (LockName, LeaseId)>,
     /// Waits whose requests make their own lease, by request: they are the owner's, not a lease's.
     pub(crate) lease_making_waits: BTreeMap<(OwnerId, RequestId), Ticket>,
     /// Locks that somebody waits for.
@@ -77,6 +85,8 @@ pub struct State {
     pub(crate) lease_requests: Recent<(OwnerId, RequestId)>,
     /// How new nodes come in: see `invitation.rs`.
     pub(crate) invitations: Invitations,
+    /// Who may do what: see `access.rs`.
+    pub(crate) access: Arc<Access>,
     pub(crate) digest: Digest,
     /// Nothing is granted: the cluster began anew, and holders of before may still believe.
     pub(crate) quarantine: bool,
@@ -160,6 +170,8 @@ pub(crate) struct Wait {
     pub(crate) fingerprint: u64,
     /// The request makes its own lease.
     pub(crate) makes_lease: bool,
+    /// For how long the lock is to be held at most.
+    pub(crate) max_hold: Option<MaxHold>,
 }
 
 impl Wait {
@@ -180,12 +192,14 @@ impl State {
             leases: BTreeMap::new(),
             locks: BTreeMap::new(),
             waits: BTreeMap::new(),
+            limited: BTreeMap::new(),
             lease_making_waits: BTreeMap::new(),
             queued: BTreeSet::new(),
             paths: Paths::default(),
             members: BTreeMap::new(),
             lease_requests: Recent::default(),
             invitations: Invitations::new(),
+            access: Arc::default(),
             digest: Digest::default(),
             quarantine: false,
             epoch: None,

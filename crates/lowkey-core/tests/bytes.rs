@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{
-    AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, InvitationHash, KeyHash, LeaseId, LockName,
-    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket,
-    Token, Ttl, Value,
+    AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, HoldRef, InvitationHash, KeyHash, LeaseId,
+    LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester,
+    Scope, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -78,7 +78,8 @@ fn command() -> impl Strategy<Value = Command> {
         (request(), requester.clone()).prop_map(|(request, requester)| GrantRef::Request(request, requester)),
         (request(), requester).prop_map(|(request, requester)| GrantRef::GivenUp(request, requester)),
     ];
-    let how = (sample::select(&MODES[..]), sample::select(&SCOPES[..]), value(), any::<bool>());
+    let max_hold = prop_oneof![Just(0), 1..=604_800i64].prop_map(|seconds| MaxHold::parse(seconds).unwrap());
+    let how = (sample::select(&MODES[..]), sample::select(&SCOPES[..]), value(), any::<bool>(), max_hold);
     prop_oneof![
         (owner(), ttl(), request()).prop_map(|(owner, ttl, request)| Command::CreateLease {
             owner,
@@ -91,16 +92,19 @@ fn command() -> impl Strategy<Value = Command> {
             }
         ),
         (lock(), owner(), with, how, any::<u64>(), request()).prop_map(
-            |(lock, owner, with, (mode, scope, value, wait), since_unix_ms, request)| Command::Acquire {
-                lock,
-                owner,
-                with,
-                mode,
-                scope,
-                value,
-                wait,
-                since_unix_ms,
-                request
+            |(lock, owner, with, (mode, scope, value, wait, max_hold), since_unix_ms, request)| {
+                Command::Acquire {
+                    lock,
+                    owner,
+                    with,
+                    mode,
+                    scope,
+                    value,
+                    wait,
+                    max_hold,
+                    since_unix_ms,
+                    request,
+                }
             }
         ),
         (lock(), grant, option::of(number().prop_map(Token)), option::of(owner()), any::<u64>(), request())
@@ -126,6 +130,16 @@ fn command() -> impl Strategy<Value = Command> {
             .prop_map(|(tickets, since_unix_ms)| Command::CancelWait { tickets, since_unix_ms }),
         (collection::vec(any::<u64>().prop_map(LeaseId), 0..20), any::<u64>(), any::<u64>()).prop_map(
             |(leases, decided_term, since_unix_ms)| Command::Expire { leases, decided_term, since_unix_ms }
+        ),
+        (collection::vec((lock(), any::<u64>(), any::<u64>()), 0..20), any::<u64>(), any::<u64>()).prop_map(
+            |(holds, decided_term, since_unix_ms)| Command::EndHolds {
+                holds: holds
+                    .into_iter()
+                    .map(|(lock, lease, token)| HoldRef { lock, lease: LeaseId(lease), token: Token(token) })
+                    .collect(),
+                decided_term,
+                since_unix_ms
+            }
         ),
         (node(), option::of(any::<[u8; 32]>())).prop_map(|(node, invitation)| Command::AddMember {
             // Nobody who is only expected has come with one.

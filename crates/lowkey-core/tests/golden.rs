@@ -9,19 +9,23 @@
 //! - `create_lease OWNER ttl=SECONDS [request=ID]`
 //! - `revoke LEASE OWNER [request=ID]`
 //! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [mode=shared] [scope=subtree] [value=TEXT] [wait=true]
-//!   [request=ID]`
+//!   [max_hold=SECONDS] [request=ID]`
 //! - `release LOCK lease=LEASE [token=TOKEN] [request=ID]`
 //! - `release LOCK by_request=ID lease=LEASE|owner=OWNER [token=TOKEN] [request=ID]`; `give_up=ID` for a release that is
 //!   final; `actor=OWNER` for who asks
 //! - `set_value LOCK OWNER lease=LEASE value=TEXT [token=TOKEN] [request=ID]`
 //! - `cancel TICKET…`
 //! - `expire LEASE… decided_term=TERM`
+//! - `end_hold LOCK lease=LEASE token=TOKEN decided_term=TERM`
 //! - `add_member NAME [identity=0..255] [host=HOST] [version=N] [key=0..255] [invitation=0..255]`; without an identity it
 //!   is expected
 //! - `update_member MEMBER NAME identity=0..255 [host=HOST] [version=N] [key=0..255]`, `remove_member NAME
 //!   [member=MEMBER]`
 //! - `invite 0..255 seconds=N [since=MS]`
 //! - `end_quarantine`
+//! - `add_principal NAME [CERTIFICATE_NAME…]`, `remove_principal NAME`, `remove_name NAME CERTIFICATE_NAME`
+//! - `add_token NAME 0..255 [hash=0..255]`, `revoke_token 0..255`
+//! - `grant NAME PATH VERB…`, `revoke_grant NAME PATH VERB…`, `require true|false`
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -42,10 +46,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lowkey_core::{
-    AcquireWith, Applied, COMMAND_VERSION, Cause, Change, ChangeKind, ClusterId, Command, Event,
-    FirstNumbers, GrantRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MemberId, Mode,
-    NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope,
-    State, Ticket, Token, Ttl, Value, WaitEnd,
+    AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
+    ClusterId, Command, Event, FirstNumbers, GrantPath, GrantRef, HoldRef, InTheWay, Invalid, InvitationHash,
+    KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName,
+    OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope, State, Ticket, Token, TokenHash,
+    TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -126,6 +131,8 @@ enum Entry {
         #[arg(key, optional)]
         wait: bool,
         #[arg(key, optional)]
+        max_hold: i64,
+        #[arg(key, optional)]
         since: u64,
         #[arg(key)]
         request: Option<String>,
@@ -175,6 +182,17 @@ enum Entry {
         #[arg(key, optional)]
         since: u64,
     },
+    EndHold {
+        lock: String,
+        #[arg(key)]
+        lease: u64,
+        #[arg(key)]
+        token: u64,
+        #[arg(key)]
+        decided_term: u64,
+        #[arg(key, optional)]
+        since: u64,
+    },
     AddMember {
         name: String,
         #[arg(key)]
@@ -213,6 +231,34 @@ enum Entry {
         member: Option<u64>,
     },
     EndQuarantine,
+    AddPrincipal {
+        name: String,
+        #[arg(optional)]
+        names: Vec<String>,
+    },
+    RemovePrincipal(String),
+    RemoveName {
+        principal: String,
+        name: String,
+    },
+    AddToken {
+        name: String,
+        token: u8,
+        #[arg(key)]
+        hash: Option<u8>,
+    },
+    RevokeToken(u8),
+    Grant {
+        name: String,
+        path: String,
+        verbs: Vec<String>,
+    },
+    RevokeGrant {
+        name: String,
+        path: String,
+        verbs: Vec<String>,
+    },
+    Require(bool),
 }
 
 impl Entry {
@@ -232,7 +278,7 @@ impl Entry {
                 since_unix_ms: since,
                 request: id(request)?,
             },
-            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, since, request } => {
+            Self::Acquire { lock, owner, lease, ttl, mode, scope, value, wait, max_hold, since, request } => {
                 Command::Acquire {
                     lock: LockName::parse(&lock)?,
                     owner: OwnerId::parse(&owner)?,
@@ -253,6 +299,7 @@ impl Entry {
                     },
                     value: Value::parse(&value)?,
                     wait,
+                    max_hold: MaxHold::parse(max_hold)?,
                     since_unix_ms: since,
                     request: id(request)?,
                 }
@@ -302,6 +349,15 @@ impl Entry {
                 decided_term,
                 since_unix_ms: since,
             },
+            Self::EndHold { lock, lease, token, decided_term, since } => Command::EndHolds {
+                holds: vec![HoldRef {
+                    lock: LockName::parse(&lock)?,
+                    lease: LeaseId(lease),
+                    token: Token(token),
+                }],
+                decided_term,
+                since_unix_ms: since,
+            },
             Self::AddMember { name, identity, host, version, key, invitation } => Command::AddMember {
                 node: Box::new(node(&name, identity, host, version, key)?),
                 invitation: invitation.map(|byte| InvitationHash([byte; 32])),
@@ -316,11 +372,47 @@ impl Entry {
                 since_unix_ms: since,
             },
             Self::EndQuarantine => Command::EndQuarantine,
+            Self::AddPrincipal { name, names } => access(AccessChange::AddPrincipal {
+                principal: PrincipalName::parse(&name)?,
+                names: names.iter().map(|name| CertificateName::parse(name)).collect::<Result<_, _>>()?,
+            }),
+            Self::RemovePrincipal(name) => {
+                access(AccessChange::RemovePrincipal { principal: PrincipalName::parse(&name)? })
+            }
+            Self::RemoveName { principal, name } => access(AccessChange::RemoveName {
+                principal: PrincipalName::parse(&principal)?,
+                name: CertificateName::parse(&name)?,
+            }),
+            Self::AddToken { name, token, hash } => access(AccessChange::AddToken {
+                principal: PrincipalName::parse(&name)?,
+                token: TokenId([token; 8]),
+                hash: TokenHash([hash.unwrap_or(token); 32]),
+            }),
+            Self::RevokeToken(token) => access(AccessChange::RevokeToken { token: TokenId([token; 8]) }),
+            Self::Grant { name, path, verbs: some } => access(AccessChange::Grant {
+                principal: PrincipalName::parse(&name)?,
+                path: GrantPath::parse(&path)?,
+                verbs: verbs(&some)?,
+            }),
+            Self::RevokeGrant { name, path, verbs: some } => access(AccessChange::Revoke {
+                principal: PrincipalName::parse(&name)?,
+                path: GrantPath::parse(&path)?,
+                verbs: verbs(&some)?,
+            }),
+            Self::Require(required) => access(AccessChange::Require { required }),
             Self::RemoveMember { name, member } => {
                 Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
             }
         })
     }
+}
+
+fn access(change: AccessChange) -> Command {
+    Command::Access(Box::new(change))
+}
+
+fn verbs(verbs: &[String]) -> Result<Verbs, Invalid> {
+    verbs.iter().map(|verb| Verb::parse(verb)).collect()
 }
 
 /// The addresses say whose they are; a node that is expected has only one.
@@ -371,6 +463,7 @@ impl goldenscript::Runner for Runner {
                     cluster: ClusterId([8; 16]),
                     node: node(name, Some(*identity), None, None, None)?,
                     numbers: FirstNumbers::Unclaimed { unix_minutes: *unix_minutes, spread: 0 },
+                    keep_tokens: true,
                     quarantine: !at_once,
                 };
                 let (state, member) =
@@ -448,6 +541,7 @@ impl Runner {
                 scope: Scope::default(),
                 value: Value::default(),
                 wait: false,
+                max_hold: None,
                 since_unix_ms: 0,
                 request: request("acquire", self.next_revision)?,
             };
@@ -507,10 +601,12 @@ fn reply_words(reply: &Reply) -> String {
         Reply::ValueSet { revision } => format!("value set at revision {revision}"),
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
+        Reply::HoldsEnded { count } => format!("{count} grants ended"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} removed"),
         Reply::QuarantineEnded => "no quarantine any more".into(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
+        Reply::AccessChanged => "access is so now".into(),
     }
 }
 
@@ -521,8 +617,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::LockHeld { lock, in_the_way } => {
             format!("LOCK_HELD {lock}, {}", way_words(lock, in_the_way))
         }
-        Refusal::AlreadyHeld { lock, lease, mode, scope } => {
-            format!("ALREADY_HELD {lock}, by lease {lease}, as {mode:?} {scope:?}")
+        Refusal::AlreadyHeld { lock, lease, mode, scope, max_hold } => {
+            let limit = limit_words(*max_hold);
+            format!("ALREADY_HELD {lock}, by lease {lease}, as {mode:?} {scope:?}{limit}")
         }
         Refusal::TooManyWaiters { lock } => format!("TOO_MANY_WAITERS {lock}"),
         Refusal::NotOwner { what } => format!("NOT_OWNER {what}"),
@@ -541,6 +638,11 @@ fn refusal_words(refusal: &Refusal) -> String {
         }
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
+        Refusal::PrincipalNotFound { principal } => format!("PRINCIPAL_NOT_FOUND {principal}"),
+        Refusal::TokenNotFound { token } => format!("TOKEN_NOT_FOUND {token}"),
+        Refusal::ProofTaken { what } => format!("PROOF_TAKEN {what}"),
+        Refusal::AccessLimit { what, max } => format!("ACCESS_LIMIT {max} {what}"),
+        Refusal::AdminNeeded => "ADMIN_NEEDED".into(),
         Refusal::Quarantine => "QUARANTINE".into(),
     }
 }
@@ -565,6 +667,10 @@ fn way_words(asked: &LockName, way: &InTheWay) -> String {
     words
 }
 
+fn limit_words(max_hold: Option<MaxHold>) -> String {
+    max_hold.map(|max_hold| format!(", for {} s at most", max_hold.seconds())).unwrap_or_default()
+}
+
 /// What is not as it mostly is: exclusive, on the name alone, and with no value.
 fn claim_words(mode: Mode, scope: Scope, value: &Value) -> String {
     let mut words = String::new();
@@ -586,6 +692,10 @@ fn event_words(event: &Event) -> String {
             format!("event: lease {lease} started, ttl {} s", ttl.seconds())
         }
         Event::LeaseEnded { lease } => format!("event: lease {lease} ended"),
+        Event::HoldStarted { hold, max_hold } => {
+            format!("event: the time of token {} started{}", hold.token, limit_words(Some(*max_hold)))
+        }
+        Event::HoldEnded { token } => format!("event: the time of token {token} ended"),
         Event::Changed(change) => format!("event: {}", change_words(change)),
         Event::WaitEnded { ticket, end } => {
             let end = match end {
@@ -627,6 +737,7 @@ fn change_words(change: &Change) -> String {
                 Cause::Released => "released",
                 Cause::Revoked => "lease revoked",
                 Cause::Expired => "lease expired",
+                Cause::HeldTooLong => "held too long",
             };
             let actor = actor.as_ref().map(|actor| format!(" by {actor}")).unwrap_or_default();
             format!("{lock} freed, token {token}, {cause}{actor}")
@@ -664,19 +775,21 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
     for (name, grant) in state.grants() {
         writeln!(
             output,
-            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}{}",
+            "lock {name}: lease {}, token {}, revision {}, since {} ms, request {}{}{}",
             grant.lease,
             grant.token,
             grant.revision,
             grant.since_unix_ms,
             grant.request,
-            claim_words(grant.mode, grant.scope, &grant.value)
+            claim_words(grant.mode, grant.scope, &grant.value),
+            limit_words(grant.max_hold)
         )?;
     }
     for wait in &wire.waits {
         let mode = if wait.mode == 1 { Mode::Shared } else { Mode::Exclusive };
         let scope = if wait.scope == 1 { Scope::Subtree } else { Scope::Name };
-        let claim = claim_words(mode, scope, &Value::parse(&wait.value)?);
+        let limit = limit_words(MaxHold::parse(wait.max_hold_seconds.into())?);
+        let claim = claim_words(mode, scope, &Value::parse(&wait.value)?) + &limit;
         writeln!(
             output,
             "wait {}: lock {}, lease {}, request {}{claim}",
@@ -710,6 +823,17 @@ fn dump(state: &State) -> Result<String, Box<dyn Error>> {
             "invitation {}…: until {} ms, {used}",
             invitation.hash[0], invitation.expires_unix_ms
         )?;
+    }
+    for (name, principal) in state.access().principals() {
+        let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(" ") };
+        let names = list(principal.names.iter().map(ToString::to_string).collect());
+        let tokens = list(principal.tokens.keys().map(ToString::to_string).collect());
+        let grants = principal.grants.iter().map(|(path, verbs)| format!("{path}:{verbs}"));
+        let grants = list(grants.collect());
+        writeln!(output, "principal {name}: certificates {names}; tokens {tokens}; grants {grants}")?;
+    }
+    if state.access().is_required() {
+        writeln!(output, "access is required")?;
     }
     Ok(output)
 }

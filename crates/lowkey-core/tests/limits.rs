@@ -46,6 +46,7 @@ fn acquire(lock: impl ToString, with: AcquireWith, id: impl ToString) -> Command
         scope: Scope::Name,
         value: Value::default(),
         wait: false,
+        max_hold: None,
         since_unix_ms: 0,
         request: request(id),
     }

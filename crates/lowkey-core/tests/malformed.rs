@@ -26,6 +26,7 @@ fn sound() -> StateWire {
         scope,
         value: Value::parse(&format!("value of {id}")).expect("a value"),
         wait: true,
+        max_hold: None,
         since_unix_ms: 5,
         request: request(id),
     };
@@ -86,15 +87,37 @@ fn the_format_is_as_written_down_in_the_tests() {
         [false, false, true]
     );
 
-    let LockWire { name, lease, token, revision, since_unix_ms, request, mode, scope, value } =
-        snapshot.locks[0].clone();
+    let LockWire {
+        name,
+        lease,
+        token,
+        revision,
+        since_unix_ms,
+        request,
+        mode,
+        scope,
+        value,
+        max_hold_seconds,
+    } = snapshot.locks[0].clone();
+    assert_eq!(max_hold_seconds, 0);
     assert_eq!((name.as_str(), lease, token), ("a", 1, 1));
     assert_eq!((revision, since_unix_ms, request.as_str()), (2, 5, "r2"));
     assert_eq!((mode, scope, value.as_str()), (0, 0, "value of r2"));
     assert_eq!((snapshot.locks[1].mode, snapshot.locks[1].scope), (1, 1));
 
-    let WaitWire { ticket, lock, lease, mode, scope, value, request, fingerprint: _, makes_lease } =
-        snapshot.waits[0].clone();
+    let WaitWire {
+        ticket,
+        lock,
+        lease,
+        mode,
+        scope,
+        value,
+        request,
+        fingerprint: _,
+        makes_lease,
+        max_hold_seconds,
+    } = snapshot.waits[0].clone();
+    assert_eq!(max_hold_seconds, 0);
     assert_eq!((ticket, lock.as_str(), lease), (6, "b/c", 1));
     assert_eq!((mode, scope, makes_lease), (0, 1, false));
     assert_eq!((value.as_str(), request.as_str()), ("value of r4", "r4"));
@@ -282,6 +305,47 @@ fn members_that_cannot_be_are_refused() {
     assert!(
         refused(|s| s.members[0].node = Some(wire::NodeWire { identity: vec![2; 16], ..node(s) }))
             .contains("two members have the same identity")
+    );
+}
+
+#[test]
+fn principals_are_checked() {
+    let token = |byte: u8| wire::TokenWire { id: vec![byte; 8], hash: vec![byte; 32] };
+    let principal = |name: &str, byte: u8| wire::PrincipalWire {
+        name: name.into(),
+        names: vec![format!("{name}.example")],
+        tokens: vec![token(byte)],
+        grants: vec![wire::GrantWire { path: "/".into(), verbs: 16 }],
+    };
+    let mut snapshot = sound();
+    snapshot.principals = vec![principal("a", 1), principal("b", 2)];
+    (snapshot.version, snapshot.access_required) = (5, true);
+    let state = State::decode_snapshot(&snapshot.encode_to_vec()).unwrap();
+    assert_eq!(state.encode_snapshot(), snapshot.encode_to_vec());
+    assert!(state.access().is_required());
+    let bad = |change: &dyn Fn(&mut wire::PrincipalWire)| {
+        let mut changed = principal("a", 1);
+        change(&mut changed);
+        refused(|s| s.principals = vec![changed])
+    };
+    assert!(bad(&|p| p.name = "a/b".into()).contains("must have no '/'"));
+    assert!(bad(&|p| p.names = vec!["x".into(); 2]).contains("something twice"));
+    assert!(bad(&|p| p.tokens[0].id = vec![1; 7]).contains("not 8 bytes"));
+    assert!(bad(&|p| p.tokens[0].hash = vec![1; 31]).contains("not 32 bytes"));
+    assert!(bad(&|p| p.tokens[0].hash = vec![]).contains("without its hash"));
+    assert!(bad(&|p| p.tokens = vec![token(1); 2]).contains("something twice"));
+    assert!(bad(&|p| p.tokens = (0..33).map(token).collect()).contains("more than 32 tokens"));
+    assert!(bad(&|p| p.grants[0].path = "a/".into()).contains("path"));
+    assert!(bad(&|p| p.grants[0].verbs = 0).contains("a grant of nothing"));
+    assert!(bad(&|p| p.grants[0].verbs = 32).contains("a part that this version does not know"));
+    let twice = |s: &mut StateWire| s.principals = vec![principal("a", 1), principal("a", 2)];
+    assert!(refused(twice).contains("principal a is there twice"));
+    let shared = |s: &mut StateWire| s.principals = vec![principal("a", 1), principal("b", 1)];
+    assert!(refused(shared).contains("the proof of another one"));
+    let nameless = |n: u32| wire::PrincipalWire { name: format!("p{n}"), ..Default::default() };
+    assert!(
+        refused(|s| s.principals = (0..1001).map(nameless).collect())
+            .contains("more principals than are kept")
     );
 }
 

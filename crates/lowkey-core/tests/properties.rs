@@ -65,6 +65,7 @@ fn grants(state: &State) -> Vec<ModelGrant> {
         revision: grant.revision,
         since_unix_ms: grant.since_unix_ms,
         request: grant.request.clone(),
+        max_hold: grant.max_hold,
     };
     state.grants().map(grant).collect()
 }
@@ -217,13 +218,15 @@ proptest! {
                     match reply {
                         // R4, and leases that are gone.
                         Ok(Reply::Expired { count: 0 }) => prop_assert_eq!(&state, &unchanged),
+                        Ok(Reply::HoldsEnded { count: 0 }) => prop_assert_eq!(&state, &unchanged),
                         // R10: granted or ended before.
                         Ok(Reply::WaitsCancelled { count: 0 }) => prop_assert_eq!(&state, &unchanged),
                         Ok(
                             Reply::MemberAdded { .. }
                             | Reply::MemberRemoved { .. }
                             | Reply::QuarantineEnded
-                            | Reply::Invited { .. },
+                            | Reply::Invited { .. }
+                            | Reply::AccessChanged,
                         ) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
@@ -285,6 +288,7 @@ proptest! {
     fn the_events_tell_the_whole_story(steps in steps()) {
         let mut state = new_state();
         let mut leases = BTreeMap::new();
+        let mut limited = BTreeMap::new();
         let mut held: BTreeMap<Token, (LockName, LeaseId, Mode, Scope, Value)> = BTreeMap::new();
         let mut awaited: Vec<(Ticket, LockName, LeaseId, Mode, Scope)> = Vec::new();
         for entry in log_of(&steps) {
@@ -296,6 +300,14 @@ proptest! {
                     Event::LeaseEnded { lease } => {
                         leases.remove(&lease);
                         prop_assert!(held.values().all(|(_, holder, ..)| *holder != lease), "freed too late");
+                    }
+                    Event::HoldStarted { hold, max_hold } => {
+                        prop_assert!(held.contains_key(&hold.token), "its grant was told before");
+                        prop_assert!(limited.insert(hold.token, (hold, max_hold)).is_none());
+                    }
+                    Event::HoldEnded { token } => {
+                        prop_assert!(!held.contains_key(&token), "its end was told before");
+                        prop_assert!(limited.remove(&token).is_some());
                     }
                     Event::Changed(change) => {
                         let Change { kind, lock, owner: _, lease, token, mode, scope, value, since_unix_ms: _, at_unix_ms: _, actor: _ } = change;
@@ -312,6 +324,7 @@ proptest! {
                                 let expected = match &entry.command {
                                     Some(Command::Release { .. }) => Cause::Released,
                                     Some(Command::RevokeLease { .. }) => Cause::Revoked,
+                                    Some(Command::EndHolds { .. }) => Cause::HeldTooLong,
                                     _ => Cause::Expired,
                                 };
                                 prop_assert_eq!(cause, expected);
@@ -341,6 +354,7 @@ proptest! {
                     }
                 }
             }
+            prop_assert!(limited.values().cloned().eq(state.limited_from(Token(0))), "{limited:?}");
             let running = state.leases().filter(|(_, lease)| !lease.is_waiting);
             prop_assert_eq!(&leases, &running.map(|(id, lease)| (id, lease.ttl)).collect());
             let real: BTreeMap<_, _> = state
@@ -588,11 +602,13 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         } => Some(((Within::Lease(*lease), request.clone()), true)),
         Command::CancelWait { .. }
         | Command::Expire { .. }
+        | Command::EndHolds { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
-        | Command::Invite { .. } => None,
+        | Command::Invite { .. }
+        | Command::Access(_) => None,
     }
 }
 
@@ -630,13 +646,17 @@ fn the_random_histories_meet_every_outcome() {
         "a wait was granted by an expiry",
         "a wait was granted by a release",
         "a wait was granted by a revoke",
+        "a wait was granted by the end of a hold",
         "already held",
+        "already held, with a limit",
         "an acquire was given up before it came",
         "given up",
         "cancelled",
         "empty entry",
         "expired nothing",
         "expired",
+        "held too long",
+        "held too long, for nothing",
         "granted",
         "granted again",
         "granted with a new lease",
@@ -680,12 +700,17 @@ fn happening(event: &Event, command: Option<&Command>) -> &'static str {
             Some(Command::RevokeLease { .. }) => "a wait was granted by a revoke",
             Some(Command::Expire { .. }) => "a wait was granted by an expiry",
             Some(Command::CancelWait { .. }) => "a wait was granted by a cancel",
+            Some(Command::EndHolds { .. }) => "a wait was granted by the end of a hold",
             other => panic!("a wait was granted by {other:?}"),
         },
         Event::WaitEnded { end: WaitEnd::Cancelled { .. }, .. } => "a wait was cancelled",
         Event::WaitEnded { end: WaitEnd::LeaseGone { .. }, .. } => "a wait ended with its lease",
         Event::WaitEnded { end: WaitEnd::GivenUp { .. }, .. } => "a release of a wait",
-        Event::LeaseStarted { .. } | Event::LeaseEnded { .. } | Event::Changed(_) => "other events",
+        Event::LeaseStarted { .. }
+        | Event::LeaseEnded { .. }
+        | Event::HoldStarted { .. }
+        | Event::HoldEnded { .. }
+        | Event::Changed(_) => "other events",
     }
 }
 
@@ -734,6 +759,8 @@ fn outcome(
         },
         Some(Ok(Reply::Expired { count: 0 })) => "expired nothing",
         Some(Ok(Reply::Expired { .. })) => "expired",
+        Some(Ok(Reply::HoldsEnded { count: 0 })) => "held too long, for nothing",
+        Some(Ok(Reply::HoldsEnded { .. })) => "held too long",
         Some(Ok(Reply::MemberAdded { member })) => match command {
             Some(Command::UpdateMember { .. }) => "member updated",
             Some(Command::AddMember { node, .. })
@@ -752,6 +779,7 @@ fn outcome(
         Some(Err(Refusal::LeaseNotFound { .. })) => "lease not found",
         Some(Err(Refusal::LockNotFound { .. })) => "lock not found",
         Some(Err(Refusal::LockHeld { .. })) => "lock held",
+        Some(Err(Refusal::AlreadyHeld { max_hold: Some(_), .. })) => "already held, with a limit",
         Some(Err(Refusal::AlreadyHeld { .. })) => "already held",
         Some(Err(Refusal::NotOwner { .. })) => "not owner",
         Some(Err(Refusal::StaleToken { .. })) => "stale token",
@@ -762,6 +790,14 @@ fn outcome(
         Some(Err(Refusal::NodeNameTaken { .. })) => "node name taken",
         Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
         Some(Ok(Reply::Invited { .. })) => "invited",
+        Some(Ok(Reply::AccessChanged)) => "access changed",
+        Some(Err(
+            Refusal::PrincipalNotFound { .. }
+            | Refusal::TokenNotFound { .. }
+            | Refusal::ProofTaken { .. }
+            | Refusal::AccessLimit { .. }
+            | Refusal::AdminNeeded,
+        )) => "access not changed",
         Some(Err(Refusal::NodeKeyDiffers { .. })) => "node key differs",
         Some(Err(Refusal::InvitationNotFound)) => "invitation not found",
         Some(Err(Refusal::InvitationUsed)) => "invitation used",

@@ -20,8 +20,7 @@ use crate::Failure;
 
 pub use databases::{mariadb, postgres, redis};
 pub use lowkey::{Lowkey, lowkey};
-pub(crate) use objects::choose_crypto;
-pub use objects::{BUCKET, s3};
+pub use objects::{BUCKET, choose_crypto, s3};
 
 /// How long a server may take to start on a busy machine.
 const START_WAIT: Duration = Duration::from_secs(120);

@@ -107,6 +107,13 @@ mutants! {
     A_NEW_LEADER_GIVES_WAITERS_NO_TIME: ByScenario, "a new leader gives waiters no time";
     A_CHANGE_OF_LEAD_IS_NOT_TOLD_TO_WAITERS: BySeeds, "a change of lead is not told to waiters";
     A_WAITER_IS_NOT_TOLD_THAT_ITS_LEASE_IS_GONE: BySeeds, "a waiter is not told that its lease is gone";
+    // Grants that last for a limited time.
+    A_HOLD_IS_ENDED_EARLY: BySeeds, "a hold is ended early";
+    A_HOLD_COUNTS_FROM_THE_REPLY: BySeeds, "a hold counts from the reply";
+    A_LIMITED_GRANT_IS_GIVEN_AGAIN: BySeeds, "a limited grant is given again";
+    A_NEW_LEADER_TIMES_NO_HOLDS: BySeeds, "a new leader times no holds";
+    THE_END_OF_A_HOLD_TAKES_A_LATER_GRANT: ByScenario, "the end of a hold takes a later grant";
+    SNAPSHOT_WITHOUT_LIMITS: BySeeds, "snapshot without limits";
     // Watches.
     A_RESUMED_WATCH_REPEATS_AN_EVENT: BySeeds, "a resumed watch repeats an event";
     A_WATCH_SKIPS_THE_REST_OF_A_REVISION: BySeeds, "a watch skips the rest of a revision";
@@ -132,6 +139,14 @@ mutants! {
     REMOVED_BEFORE_THE_CONFIGURATION_CHANGED: BySeeds, "removed before the configuration changed";
     AN_INVITATION_WORKS_TWICE: ByScenario, "an invitation works twice";
     A_NODES_KEY_CAN_BE_CHANGED: ByScenario, "a node's key can be changed";
+    // Who may do what.
+    A_GRANT_COVERS_WHAT_BEGINS_LIKE_IT: ByScenario, "a grant covers what begins like it";
+    THE_LAST_ADMIN_CAN_GO: ByScenario, "the last admin can go";
+    A_TOKENS_ID_IS_ENOUGH: ByScenario, "a token's id is enough";
+    ANYBODYS_LEASES_ARE_TOUCHED: ByScenario, "anybody's leases are touched";
+    A_REVOKED_TOKEN_GOES_ON: ByScenario, "a revoked token goes on";
+    SNAPSHOT_WITHOUT_THE_SWITCH: ByScenario, "snapshot without the switch";
+    THE_LEADER_BELIEVES_WHO_FORWARDS: ByScenario, "the leader believes who forwards";
     // Replicas that drift apart.
     A_MINORITY_GOES_ON: ByScenario, "a minority goes on";
     A_MINORITY_TAKES_NO_SNAPSHOT: ByScenario, "a minority takes no snapshot";
@@ -149,6 +164,7 @@ mutants! {
     AN_EPOCH_IS_NOT_CLAIMED: ByScenario, "an epoch is not claimed";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
+    A_HOLD_IS_ENDED_BY_AN_OLD_TERM: Never, "a hold is ended by an old term";
     MEMBERS_CHANGE_BEFORE_THE_COMMIT_IS_DURABLE: Never, "members change before the commit is durable";
 }
 

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, Command, GroupId, MemberId, NodeIdentity, NodeInfo, NodeName, OwnerId,
-    RequestId, Ttl,
+    COMMAND_VERSION, Caller, ClusterId, Command, GroupId, MemberId, NodeIdentity, NodeInfo, NodeName,
+    OwnerId, RequestId, Ttl,
 };
 use lowkey_replica::{
     CallId, Config, Found, Input, MILLISECOND, Message, MessageType, Nanos, Output, ReceivedSnapshot, Record,
@@ -113,7 +113,7 @@ impl Pair {
 
     fn ask(&mut self, command: Command) {
         self.calls += 1;
-        self.step(0, Input::Request(CallId(self.calls), Request::Command(command)));
+        self.step(0, Input::Request(CallId(self.calls), Caller::Node, Request::Command(command)));
     }
 
     /// Time passes; gives the number of ticks.

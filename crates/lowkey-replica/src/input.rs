@@ -1,6 +1,6 @@
 //! What can happen to a replica, and what can be asked of it.
 
-use lowkey_core::{Command, Holds, LeaseId, MemberId, NodeName, WaitTime};
+use lowkey_core::{Caller, Command, Holds, LeaseId, MemberId, NodeName, WaitTime};
 use raft::eraftpb;
 
 use crate::guard::Report;
@@ -23,8 +23,8 @@ pub enum Input {
     Report(Report),
     /// A message that names a snapshot, and the snapshot.
     Snapshot(Box<ReceivedSnapshot>),
-    /// A caller asks for something.
-    Request(CallId, Request),
+    /// A caller asks for something: who it is, as far as that is proven.
+    Request(CallId, Caller, Request),
     /// A caller is gone. If it waits for a lock, or is about to, its place is kept for a while (R10), and
     /// it gets no answer any more. If it was answered already, nothing happens.
     CallerGone(CallId),

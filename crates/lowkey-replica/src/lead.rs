@@ -12,10 +12,11 @@
 //! What comes before a lead is in `arrivals.rs`. What outlives it stands in the replica: proposals, which may be committed
 //! by the next leader, and the transfer that ended it.
 //!
-//! Where to look: `lease_table.rs` for when leases end, `wait_table.rs` for who waits until when, `rounds.rs` for how a
+//! Where to look: `lease_table.rs` for when leases end, `hold_table.rs` for when grants do that have a limit, `wait_table.rs` for who waits until when, `rounds.rs` for how a
 //! quorum is asked once for many.
 
 mod arrivals;
+mod hold_table;
 mod lease_table;
 mod quarantine;
 mod rounds;
@@ -23,10 +24,13 @@ mod wait_table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowkey_core::limits::{IN_FLIGHT_PER_LEASE_MAX, WAITS_PER_CANCEL_MAX};
-use lowkey_core::{Holds, LeaseId, MemberId, Refusal, Reply, State, Ticket, Ttl, WaitEnd, mutants};
+use lowkey_core::limits::{HOLDS_PER_END_MAX, IN_FLIGHT_PER_LEASE_MAX, WAITS_PER_CANCEL_MAX};
+use lowkey_core::{
+    HoldRef, Holds, LeaseId, MaxHold, MemberId, Refusal, Reply, State, Ticket, Token, Ttl, WaitEnd, mutants,
+};
 
 pub(crate) use self::arrivals::{Arrivals, PendingCommand};
+use self::hold_table::HoldTable;
 pub(crate) use self::lease_table::LeaseTable;
 pub(crate) use self::quarantine::{QUARANTINE_NANOS, refused};
 pub(crate) use self::rounds::{Participant, Rounds, Wish};
@@ -58,7 +62,7 @@ const IN_DOUBT_MAX: usize = 65_536;
 pub(crate) struct Leadership {
     lead: Option<Lead>,
     /// Deadlines of leads that are over. Nobody reads them; to free a million at once would take long.
-    over: Vec<LeaseTable>,
+    over: Vec<(LeaseTable, HoldTable)>,
 }
 
 impl Leadership {
@@ -89,7 +93,7 @@ impl Leadership {
 
     /// Frees some of what is left of earlier leads.
     pub(crate) fn free_some(&mut self) {
-        self.over.pop_if(|table| table.free_some(LEASES_A_TICK));
+        self.over.pop_if(|(leases, holds)| leases.free_some(LEASES_A_TICK) && holds.free_some(LEASES_A_TICK));
     }
 }
 
@@ -97,6 +101,7 @@ impl Leadership {
 #[derive(Debug)]
 pub(crate) struct Lead {
     leases: LeaseTable,
+    holds: HoldTable,
     waits: WaitTable,
     rounds: Rounds,
     /// R4: renewals of leases whose end is proposed; they learn its outcome.
@@ -105,6 +110,8 @@ pub(crate) struct Lead {
     callers_in_doubt: BTreeMap<CallId, LeaseId>,
     /// R4: `Expiring` leases whose `Expire` has not been accepted into the log yet.
     unproposed_ends: Vec<LeaseId>,
+    /// R4: `Ending` grants whose `EndHolds` has not been accepted into the log yet.
+    unproposed_hold_ends: Vec<HoldRef>,
     /// R10: `Cancelling` waits whose `CancelWait` has not been accepted into the log yet.
     unproposed_cancels: Vec<Ticket>,
     /// When the end of the quarantine is proposed; nothing if there is none, or it is proposed.
@@ -122,13 +129,17 @@ impl Lead {
     pub(crate) fn new(now: Nanos, config: &Config, state: &State) -> Self {
         let mut leases = LeaseTable::begin(config.expiry_grace_nanos, state.last_lease());
         leases.arm(now, LEASES_A_TICK, state);
+        let mut holds = HoldTable::begin(config.expiry_grace_nanos, state.last_token());
+        holds.arm(now, LEASES_A_TICK, state);
         Self {
             leases,
+            holds,
             waits: WaitTable::begin(now, state.waits()),
             rounds: Rounds::default(),
             renewals_in_doubt: BTreeMap::new(),
             callers_in_doubt: BTreeMap::new(),
             unproposed_ends: Vec::new(),
+            unproposed_hold_ends: Vec::new(),
             unproposed_cancels: Vec::new(),
             quarantine_ends: quarantine::end(now, config, state),
             feasible: Vec::new(),
@@ -137,14 +148,16 @@ impl Lead {
     }
 
     /// Every field is named here, so that none that holds callers can be forgotten.
-    fn end(self, leader: Option<MemberId>, output: &mut Output) -> LeaseTable {
+    fn end(self, leader: Option<MemberId>, output: &mut Output) -> (LeaseTable, HoldTable) {
         let Self {
             leases,
+            holds,
             waits,
             rounds,
             renewals_in_doubt: _,
             callers_in_doubt,
             unproposed_ends: _,
+            unproposed_hold_ends: _,
             unproposed_cancels: _,
             quarantine_ends: _,
             feasible,
@@ -159,17 +172,29 @@ impl Lead {
         for call in rounds.into_calls().chain(in_doubt).chain(unproposed) {
             output.reply(call, Err(Failure::NotLeader { leader }));
         }
-        leases
+        (leases, holds)
     }
 
-    /// R3: arms the next leases, if there are such that are not armed.
+    /// R3: arms the next leases and grants, if there are such that are not armed.
     pub(crate) fn arm_some(&mut self, now: Nanos, state: &State) {
         self.leases.arm(now, LEASES_A_TICK, state);
+        self.holds.arm(now, LEASES_A_TICK, state);
     }
 
     /// R8: the leader itself was stalled for so long.
     pub(crate) fn forgive(&mut self, gap_nanos: u64) {
         self.leases.forgive(gap_nanos);
+        self.holds.forgive(gap_nanos);
+    }
+
+    /// The time of a grant begins that has a limit.
+    pub(crate) fn hold_started(&mut self, now: Nanos, hold: HoldRef, max_hold: MaxHold) {
+        self.holds.insert(now, hold, max_hold);
+    }
+
+    /// A grant is over that had a limit.
+    pub(crate) fn hold_ended(&mut self, token: Token) {
+        self.holds.remove(token);
     }
 
     /// A lease's time begins.
@@ -197,6 +222,19 @@ impl Lead {
 
     pub(crate) fn ends_refused(&mut self, leases: Vec<LeaseId>) {
         self.unproposed_ends = leases;
+    }
+
+    /// R4: grants whose end is to be proposed because they were held for as long as they may be. What is refused comes
+    /// back with [`Lead::hold_ends_refused`].
+    pub(crate) fn take_hold_ends(&mut self, now: Nanos) -> Vec<HoldRef> {
+        match std::mem::take(&mut self.unproposed_hold_ends) {
+            none if none.is_empty() => self.holds.take_due(now, HOLDS_PER_END_MAX),
+            refused => refused,
+        }
+    }
+
+    pub(crate) fn hold_ends_refused(&mut self, holds: Vec<HoldRef>) {
+        self.unproposed_hold_ends = holds;
     }
 
     /// R10: waits whose end is to be proposed. What is refused comes back with [`Lead::cancels_refused`].

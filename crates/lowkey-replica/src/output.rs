@@ -1,8 +1,10 @@
 //! What a replica wants done: messages to send, records to persist, answers to give.
 
+use std::sync::Arc;
+
 use lowkey_core::{
-    Change, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView, MemberId, NodeName, Refusal,
-    Reply, Ttl, WaitView,
+    Access, Change, Denied, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView, MemberId,
+    NodeName, Refusal, Reply, Ttl, WaitView,
 };
 use lowkey_record::Record;
 use raft::eraftpb;
@@ -173,6 +175,8 @@ pub enum Response {
     },
     /// How far the log has been applied.
     Revision(u64),
+    /// Who may do what.
+    Access(Arc<Access>),
     /// This member leads.
     Leads {
         /// Which.
@@ -254,6 +258,8 @@ pub enum Failure {
     },
     /// The states of the replicas differ, and this one does not serve; nothing was done.
     Diverged,
+    /// The caller may not; nothing was done.
+    Denied(Denied),
     /// The node did not take over the lead, or could not.
     CannotLead {
         /// Its name.

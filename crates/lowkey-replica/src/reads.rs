@@ -2,6 +2,7 @@
 //! thread does it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lowkey_core::{
     Holder, LeaseId, LeaseView, LockName, LockView, NamePrefix, OwnerId, Refusal, State, Token, Waiter,
@@ -66,6 +67,8 @@ pub enum Query {
     },
     /// How far the log has been applied.
     Revision,
+    /// Who may do what.
+    Access,
 }
 
 /// How long leases live if they are not renewed, in ms, by lease. Only a leader knows, so an answer that may be
@@ -159,6 +162,7 @@ pub(crate) fn answer(
             Response::Token { remaining: Remaining::of(state, table, now, told), current, other, revision }
         }
         Query::Revision => Response::Revision(revision),
+        Query::Access => Response::Access(Arc::clone(state.access())),
     })
 }
 
@@ -221,6 +225,7 @@ mod tests {
                 scope: Scope::Name,
                 value: Value::parse(&"v".repeat(4096)).unwrap(),
                 wait: false,
+                max_hold: None,
                 since_unix_ms: 0,
                 request: RequestId::parse(&format!("request-{index}")).unwrap(),
             };

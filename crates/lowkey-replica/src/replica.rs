@@ -11,7 +11,7 @@
 //!
 //! Here is the turn. How commands come into the log is in `proposing.rs`, what becomes of them in `applying.rs`; who
 //! belongs to the group in `members.rs`, who leads it next in `transfer.rs`, whether all have the same state in
-//! `guarding.rs`.
+//! `guarding.rs`, who may have what it asks for in `permitting.rs`.
 //!
 //! What holds it together:
 //! - An entry is applied only when it is committed *and* on this node's disk.
@@ -26,6 +26,7 @@ mod elections;
 mod guarding;
 mod members;
 mod mix;
+mod permitting;
 mod proposals;
 mod proposing;
 mod standing;
@@ -38,7 +39,7 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use lowkey_core::{ClusterId, MemberId, State, WaitTime, mutants};
+use lowkey_core::{Caller, ClusterId, MemberId, State, WaitTime, mutants};
 use raft::eraftpb;
 use raft::{ProgressState, RawNode, Ready, SnapshotStatus, StateRole};
 
@@ -46,6 +47,7 @@ use self::applying::Applying;
 use self::contact::Contact;
 use self::durability::Durability;
 pub(crate) use self::elections::ELECTION_TICKS;
+use self::permitting::Vetted;
 pub(crate) use self::proposals::Proposals;
 use self::standing::Standing;
 pub use self::status::{MemberStatus, Role, Status};
@@ -102,6 +104,8 @@ pub struct Replica {
     transfer: Option<Transfer>,
     snapshots: Snapshots,
     guard: Guard,
+    /// Whose leases hold only what their owners may have.
+    vetted: Vetted,
     output: Output,
 }
 
@@ -130,6 +134,7 @@ impl Replica {
             transfer: None,
             snapshots: Snapshots::new(saved.index, saved_bytes),
             guard: Guard::new(saved.index),
+            vetted: Vetted::default(),
             output: Output::default(),
         };
         // A lone voter has nobody to wait for.
@@ -152,7 +157,7 @@ impl Replica {
             Input::Message(message) => self.receive(now, *message),
             Input::Report(report) => self.receive_report(now, report),
             Input::Snapshot(received) => self.receive_snapshot(*received),
-            Input::Request(call, request) => self.request(now, call, request),
+            Input::Request(call, caller, request) => self.request(now, call, &caller, request),
             Input::CallerGone(call) => {
                 if !self.arrivals.leave(call)
                     && let Some(lead) = self.lead.get_mut()
@@ -202,6 +207,7 @@ impl Replica {
             lead.arm_some(now, &self.state);
             self.propose_patient(now);
             self.expire_due(now);
+            self.end_holds_due(now);
             self.cancel_due(now);
             self.end_quarantine_if_due(now);
             self.reconcile_members();
@@ -313,9 +319,14 @@ impl Replica {
             && leader != message.from
     }
 
-    fn request(&mut self, now: Nanos, call: CallId, request: Request) {
+    fn request(&mut self, now: Nanos, call: CallId, caller: &Caller, request: Request) {
         if self.divergence().is_some() {
             return self.output.reply(call, Err(Failure::Diverged));
+        }
+        if matches!(request, Request::ReadStale(_))
+            && let Err(failure) = self.permit(caller, &request)
+        {
+            return self.output.reply(call, Err(failure));
         }
         if let Request::ReadStale(query) = request {
             return self.stale_reads.push_back((call, query));
@@ -323,6 +334,9 @@ impl Replica {
         if self.node.raft.state != StateRole::Leader {
             let leader = self.leader();
             return self.output.reply(call, Err(Failure::NotLeader { leader }));
+        }
+        if let Err(failure) = self.permit(caller, &request) {
+            return self.output.reply(call, Err(failure));
         }
         match request {
             // R2: the arrival is this input's own reading of the clock.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use lowkey_core::{
-    ClusterId, Command, GroupId, MemberId, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Ttl,
+    Caller, ClusterId, Command, GroupId, MemberId, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Ttl,
 };
 use lowkey_replica::{
     CallId, Config, Found, Input, Nanos, Persist, Record, RecordKind, Replica, Request, SnapshotFile, found,
@@ -38,7 +38,7 @@ impl Disk {
                 ttl: Ttl::parse(10).expect("a good ttl"),
                 request: RequestId::parse(&format!("request-{call}")).expect("a good id"),
             });
-            replica.step(Nanos(0), Input::Request(CallId(call), request));
+            replica.step(Nanos(0), Input::Request(CallId(call), Caller::Node, request));
             disk.run(&mut replica);
         }
         disk

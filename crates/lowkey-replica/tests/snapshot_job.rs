@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use lowkey_core::{
-    AcquireWith, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, Mode, NodeIdentity, NodeInfo,
-    NodeName, OwnerId, RequestId, Scope, State, Ttl, Value, WaitTime,
+    AcquireWith, Caller, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MaxHold, Mode,
+    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Scope, State, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{
     CallId, Config, Found, Input, MILLISECOND, Nanos, Replica, Request, SnapshotJob, found,
@@ -158,6 +158,7 @@ impl Node {
             scope,
             value: Value::default(),
             wait: waits,
+            max_hold: MaxHold::parse(i64::try_from(lock).unwrap_or(0) % 3).expect("a good limit"),
             since_unix_ms: 0,
             request: request.clone(),
         };
@@ -208,7 +209,7 @@ impl Node {
             true => Request::Wait { command, wait: WaitTime::parse(500).expect("a good time") },
             false => Request::Command(command),
         };
-        self.step(Input::Request(CallId(self.calls), request));
+        self.step(Input::Request(CallId(self.calls), Caller::Node, request));
     }
 }
 

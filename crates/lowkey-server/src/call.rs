@@ -6,6 +6,7 @@
 //! table, and the macro gets all its rows:
 //!
 //! - here: [`Call`], and [`Numbered`] for calls that are forwarded
+//! - `access.rs`: what a caller needs
 //! - `service.rs`: what is done with a number that another node forwards
 //! - `edge/grpc`: the methods of both services, and the short path of the most frequent ones
 //! - `edge/grpc/session`: the calls that a session stream takes
@@ -17,15 +18,16 @@
 use std::future::Future;
 
 use lowkey_api::{ApiError, v1};
-use lowkey_core::LeaseId;
+use lowkey_core::{LeaseId, Verb};
 use prost::Message;
 
+use crate::access::{Permitted, Rule, Ruled, granted};
 use crate::operation::Answer;
 use crate::peers::proto;
 use crate::service::Service;
 
 /// A call, as the table declares it.
-pub trait Call: Message + Default {
+pub trait Call: Message + Default + Clone + Ruled {
     /// What its caller gets.
     type Response: Message + Default;
     /// Its name in the metrics.
@@ -49,7 +51,10 @@ pub trait Call: Message + Default {
     fn ended_lease(&self) -> u64;
 
     /// Has the node behind the edge answer it.
-    fn answered_by(self, service: &Service) -> impl Future<Output = Result<Self::Response, ApiError>> + Send;
+    fn answered_by(
+        call: Permitted<Self>,
+        service: &Service,
+    ) -> impl Future<Output = Result<Self::Response, ApiError>> + Send;
 }
 
 /// A call that nodes forward to the leader.
@@ -76,7 +81,8 @@ pub enum Place<'a> {
 /// - its name, its request and its response
 /// - `node`: its `number` between nodes, which is never reused. It is absent if the leader is asked with
 ///   another call or not at all. Then: whether it `changes` the state; its [`Place`], and the field that
-///   has it; the field with its request `id`; the field with the lease whose grants it `ends`
+///   has it; what its caller `needs`, once access is required: a verb at that place, or to be `somebody`
+///   (the leader compares whose lease it is), or `anybody`, or a `node`; the field with its request `id`; the field with the lease whose grants it `ends`
 /// - `grpc`: its method; `short` if it is called often enough to bypass tonic
 /// - `http`: its route, and an example. For POST that is a body, for GET the required parameters. For
 ///   DELETE the path says it all
@@ -87,7 +93,7 @@ macro_rules! calls {
             LockService {
                 // Makes a lease.
                 CreateLease(v1::CreateLeaseRequest) -> v1::CreateLeaseResponse {
-                    node: { number: 1, changes: true, place: Root, id: request_id }
+                    node: { number: 1, changes: true, place: Root, needs: acquire, id: request_id }
                     grpc: { create_lease short }
                     http: { POST "/v1/lease" r#"{"ownerId":"worker-1","ttlSeconds":10}"# }
                     session: { CreateLease }
@@ -95,35 +101,35 @@ macro_rules! calls {
                 // Starts a lease's time to live anew. On a session stream many renewals come at a time:
                 // RenewLeases.
                 RenewLease(v1::RenewLeaseRequest) -> v1::RenewLeaseResponse {
-                    node: { number: 2, changes: false, place: Lease(lease_id) }
+                    node: { number: 2, changes: false, place: Lease(lease_id), needs: acquire }
                     grpc: { renew_lease short }
                     http: { POST "/v1/lease/renew" r#"{"leaseId":1}"# }
                     session: {}
                 }
                 // Ends a lease and everything that hangs on it.
                 RevokeLease(v1::RevokeLeaseRequest) -> v1::RevokeLeaseResponse {
-                    node: { number: 3, changes: true, place: Lease(lease_id), id: request_id, ends: lease_id }
+                    node: { number: 3, changes: true, place: Lease(lease_id), needs: somebody, id: request_id, ends: lease_id }
                     grpc: { revoke_lease }
                     http: { POST "/v1/lease/revoke" r#"{"leaseId":1,"ownerId":"worker-1"}"# }
                     session: { RevokeLease }
                 }
                 // Tells what a lease holds and waits for.
                 GetLease(v1::GetLeaseRequest) -> v1::GetLeaseResponse {
-                    node: { number: 14, changes: false, place: Lease(lease_id) }
+                    node: { number: 14, changes: false, place: Lease(lease_id), needs: somebody }
                     grpc: { get_lease }
                     http: { GET "/v1/lease" "lease_id=LEASE" }
                     session: { GetLease }
                 }
                 // Lists the leases that exist.
                 ListLeases(v1::ListLeasesRequest) -> v1::ListLeasesResponse {
-                    node: { number: 15, changes: false, place: Root }
+                    node: { number: 15, changes: false, place: Root, needs: somebody }
                     grpc: { list_leases }
                     http: { GET "/v1/leases" "" }
                     session: {}
                 }
                 // Acquires a lock, if need be after a wait.
                 AcquireLock(v1::AcquireLockRequest) -> v1::AcquireLockResponse {
-                    node: { number: 4, changes: true, place: Name(lock_name), id: request_id }
+                    node: { number: 4, changes: true, place: Name(lock_name), needs: acquire, id: request_id }
                     grpc: { acquire_lock short }
                     http: {
                         POST "/v1/lock/acquire"
@@ -133,7 +139,7 @@ macro_rules! calls {
                 }
                 // Releases a lock.
                 ReleaseLock(v1::ReleaseLockRequest) -> v1::ReleaseLockResponse {
-                    node: { number: 5, changes: true, place: Name(lock_name), id: request_id, ends: lease_id }
+                    node: { number: 5, changes: true, place: Name(lock_name), needs: somebody, id: request_id, ends: lease_id }
                     grpc: { release_lock short }
                     http: {
                         POST "/v1/lock/release"
@@ -143,63 +149,63 @@ macro_rules! calls {
                 }
                 // Tells who holds a lock and who waits for it.
                 GetLock(v1::GetLockRequest) -> v1::GetLockResponse {
-                    node: { number: 6, changes: false, place: Name(lock_name) }
+                    node: { number: 6, changes: false, place: Name(lock_name), needs: read }
                     grpc: { get_lock }
                     http: { GET "/v1/lock" "name=LOCK_NAME" }
                     session: { GetLock }
                 }
                 // Lists the locks that are held or waited for.
                 ListLocks(v1::ListLocksRequest) -> v1::ListLocksResponse {
-                    node: { number: 8, changes: false, place: Prefix(prefix) }
+                    node: { number: 8, changes: false, place: Prefix(prefix), needs: read }
                     grpc: { list_locks }
                     http: { GET "/v1/locks" "" }
                     session: {}
                 }
                 // Tells whether a fencing token is a current one.
                 CheckToken(v1::CheckTokenRequest) -> v1::CheckTokenResponse {
-                    node: { number: 9, changes: false, place: Name(lock_name) }
+                    node: { number: 9, changes: false, place: Name(lock_name), needs: read }
                     grpc: { check_token }
                     http: { POST "/v1/lock/check" r#"{"lockName":"jobs/nightly","fencingToken":1}"# }
                     session: {}
                 }
                 // Tells how this node sees the cluster.
                 GetStatus(v1::GetStatusRequest) -> v1::GetStatusResponse {
-                    node: { changes: false, place: Root }
+                    node: { changes: false, place: Root, needs: somebody }
                     grpc: { get_status }
                     http: { GET "/v1/status" "" }
                     session: {}
                 }
                 // Registers a node.
                 AddPeer(v1::AddPeerRequest) -> v1::AddPeerResponse {
-                    node: { number: 7, changes: true, place: Root, id: request_id }
+                    node: { number: 7, changes: true, place: Root, needs: admin, id: request_id }
                     grpc: { add_peer }
                     http: { POST "/v1/cluster/peers" r#"{"nodeId":"node-2","raftAddress":"127.0.0.1:7001"}"# }
                     session: {}
                 }
                 // Removes a node.
                 RemovePeer(v1::RemovePeerRequest) -> v1::RemovePeerResponse {
-                    node: { number: 12, changes: true, place: Root, id: request_id }
+                    node: { number: 12, changes: true, place: Root, needs: admin, id: request_id }
                     grpc: { remove_peer }
                     http: { DELETE "/v1/cluster/peers/{node_id}" "" }
                     session: {}
                 }
                 // Invites a node. The leader is asked with Invite.
                 InvitePeer(v1::InvitePeerRequest) -> v1::InvitePeerResponse {
-                    node: { changes: true, place: Root, id: request_id }
+                    node: { changes: true, place: Root, needs: admin, id: request_id }
                     grpc: { invite_peer }
                     http: { POST "/v1/cluster/invitations" r#"{"ttlSeconds":3600}"# }
                     session: {}
                 }
                 // Makes a backup. The node that is asked makes it, from what the leader has committed.
                 CreateBackup(v1::CreateBackupRequest) -> v1::CreateBackupResponse {
-                    node: { changes: true, place: Root, id: request_id }
+                    node: { changes: true, place: Root, needs: admin, id: request_id }
                     grpc: { create_backup }
                     http: { POST "/v1/cluster/backups" r#"{"to":"file:///var/backups/lowkey"}"# }
                     session: {}
                 }
                 // Transfers the lead to a node. Idempotent: asking again for what has happened is harmless.
                 TransferLeader(v1::TransferLeaderRequest) -> v1::TransferLeaderResponse {
-                    node: { number: 13, changes: false, place: Root, id: request_id }
+                    node: { number: 13, changes: false, place: Root, needs: admin, id: request_id }
                     grpc: { transfer_leader }
                     http: { POST "/v1/cluster/transfer" r#"{"nodeId":"node-2"}"# }
                     session: {}
@@ -208,7 +214,7 @@ macro_rules! calls {
             ElectionService {
                 // Stands for election, if need be waiting. The leader is asked with AcquireLock.
                 Campaign(v1::CampaignRequest) -> v1::CampaignResponse {
-                    node: { changes: true, place: Name(election), id: request_id }
+                    node: { changes: true, place: Name(election), needs: acquire, id: request_id }
                     grpc: { campaign }
                     http: {
                         POST "/v1/election/campaign"
@@ -218,7 +224,7 @@ macro_rules! calls {
                 }
                 // Changes the leader's value.
                 Proclaim(v1::ProclaimRequest) -> v1::ProclaimResponse {
-                    node: { number: 10, changes: true, place: Name(election), id: request_id }
+                    node: { number: 10, changes: true, place: Name(election), needs: acquire, id: request_id }
                     grpc: { proclaim }
                     http: {
                         POST "/v1/election/proclaim"
@@ -228,7 +234,7 @@ macro_rules! calls {
                 }
                 // Gives up the lead or the candidacy. The leader is asked with ReleaseLock.
                 Resign(v1::ResignRequest) -> v1::ResignResponse {
-                    node: { changes: true, place: Name(election), id: request_id, ends: lease_id }
+                    node: { changes: true, place: Name(election), needs: somebody, id: request_id, ends: lease_id }
                     grpc: { resign }
                     http: {
                         POST "/v1/election/resign"
@@ -238,9 +244,90 @@ macro_rules! calls {
                 }
                 // Tells who leads the election. The leader of the cluster is asked with GetLock.
                 Leader(v1::LeaderRequest) -> v1::LeaderResponse {
-                    node: { changes: false, place: Name(election) }
+                    node: { changes: false, place: Name(election), needs: read }
                     grpc: { leader }
                     http: { GET "/v1/election/leader" "election=NAME" }
+                    session: {}
+                }
+            }
+            AccessService {
+                // Makes a principal, or gives it more names of certificates.
+                AddPrincipal(v1::AddPrincipalRequest) -> v1::AddPrincipalResponse {
+                    node: { number: 30, changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { add_principal }
+                    http: {
+                        POST "/v1/access/principals"
+                        r#"{"principal":"billing","certificateNames":["billing.example.com"]}"#
+                    }
+                    session: {}
+                }
+                // Takes a principal away, or one name of its certificates.
+                RemovePrincipal(v1::RemovePrincipalRequest) -> v1::RemovePrincipalResponse {
+                    node: { number: 31, changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { remove_principal }
+                    http: { POST "/v1/access/principals/remove" r#"{"principal":"billing"}"# }
+                    session: {}
+                }
+                // Tells who may do what.
+                ListPrincipals(v1::ListPrincipalsRequest) -> v1::ListPrincipalsResponse {
+                    node: { number: 37, changes: false, place: Root, needs: admin }
+                    grpc: { list_principals }
+                    http: { GET "/v1/access/principals" "" }
+                    session: {}
+                }
+                // Makes a token. The leader is asked with AddToken.
+                NewToken(v1::NewTokenRequest) -> v1::NewTokenResponse {
+                    node: { changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { new_token }
+                    http: { POST "/v1/access/tokens" r#"{"principal":"billing"}"# }
+                    session: {}
+                }
+                // Makes a token worthless.
+                RevokeToken(v1::RevokeTokenRequest) -> v1::RevokeTokenResponse {
+                    node: { number: 33, changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { revoke_token }
+                    http: { DELETE "/v1/access/tokens/{token_id}" "" }
+                    session: {}
+                }
+                // Allows a principal more.
+                GrantAccess(v1::GrantAccessRequest) -> v1::GrantAccessResponse {
+                    node: { number: 34, changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { grant_access }
+                    http: {
+                        POST "/v1/access/grant"
+                        r#"{"principal":"billing","path":"billing","verbs":["acquire","read"]}"#
+                    }
+                    session: {}
+                }
+                // Allows a principal less.
+                RevokeAccess(v1::RevokeAccessRequest) -> v1::RevokeAccessResponse {
+                    node: { number: 35, changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { revoke_access }
+                    http: {
+                        POST "/v1/access/revoke"
+                        r#"{"principal":"billing","path":"billing","verbs":["read"]}"#
+                    }
+                    session: {}
+                }
+                // Requires access, or tells what would be refused then. The leader is asked with SetRequired.
+                RequireAccess(v1::RequireAccessRequest) -> v1::RequireAccessResponse {
+                    node: { changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { require_access }
+                    http: { POST "/v1/access/require" r#"{"required":true,"dryRun":true}"# }
+                    session: {}
+                }
+                // Tells whether a principal may do something, and why.
+                CheckAccess(v1::CheckAccessRequest) -> v1::CheckAccessResponse {
+                    node: { changes: false, place: Root, needs: admin }
+                    grpc: { check_access }
+                    http: { GET "/v1/access/check" "principal=PRINCIPAL&verb=VERB&name=NAME" }
+                    session: {}
+                }
+                // Tells a caller who it is.
+                WhoAmI(v1::WhoAmIRequest) -> v1::WhoAmIResponse {
+                    node: { changes: false, place: Root, needs: anybody }
+                    grpc: { who_am_i }
+                    http: { GET "/v1/access/whoami" "" }
                     session: {}
                 }
             }
@@ -249,21 +336,35 @@ macro_rules! calls {
                 // Renewals that came together on a session stream. For those that this node cannot settle
                 // alone, the leader is asked with RenewLease, one by one.
                 RenewLeases(v1::RenewLeases) -> v1::LeasesRenewed {
-                    node: { changes: false, place: Root }
+                    node: { changes: false, place: Root, needs: acquire }
                     grpc: {}
                     http: {}
                     session: {}
                 }
                 // Between nodes: a node that was invited asks to be a member.
                 Join(proto::JoinRequest) -> proto::JoinResponse {
-                    node: { number: 20, changes: true, place: Root }
+                    node: { number: 20, changes: true, place: Root, needs: node }
                     grpc: {}
                     http: {}
                     session: {}
                 }
                 // Between nodes: an invitation is to be made. The leader learns the hash of its secret only.
                 Invite(proto::InviteRequest) -> proto::InviteResponse {
-                    node: { number: 21, changes: true, place: Root }
+                    node: { number: 21, changes: true, place: Root, needs: admin }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+                // Between nodes: a token is to be kept. The leader learns the hash of its secret only.
+                AddToken(proto::AddTokenRequest) -> proto::AccessChanged {
+                    node: { number: 32, changes: true, place: Root, needs: admin }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+                // Between nodes: access is to be required, or not any more.
+                SetRequired(proto::SetRequiredRequest) -> proto::AccessChanged {
+                    node: { number: 36, changes: true, place: Root, needs: admin }
                     grpc: {}
                     http: {}
                     session: {}
@@ -271,7 +372,7 @@ macro_rules! calls {
                 // Between nodes: how far the log is committed. It is asked for a watch that must begin
                 // beyond what the asked node knows.
                 ReadRevision(proto::ReadRevisionRequest) -> proto::ReadRevisionResponse {
-                    node: { number: 11, changes: false, place: Root }
+                    node: { number: 11, changes: false, place: Root, needs: somebody }
                     grpc: {}
                     http: {}
                     session: {}
@@ -288,7 +389,8 @@ macro_rules! declare {
             node: {
                 $(number: $number:literal,)?
                 changes: $changes:literal,
-                place: $place:ident$(($field:ident))?
+                place: $place:ident$(($field:ident))?,
+                needs: $needs:ident
                 $(, id: $id:ident)?
                 $(, ends: $ended:ident)?
             }
@@ -319,10 +421,16 @@ macro_rules! declare {
                 }
 
                 fn answered_by(
-                    self,
+                    call: Permitted<Self>,
                     service: &Service,
                 ) -> impl Future<Output = Result<$Response, ApiError>> + Send {
-                    answered_by!(self, service $(, $number)?)
+                    answered_by!(call, service $(, $number)?)
+                }
+            }
+
+            impl Ruled for $Request {
+                fn rule(&self) -> Rule<'_> {
+                    needs!($needs, self)
                 }
             }
 
@@ -332,6 +440,28 @@ macro_rules! declare {
                 }
             )?
         )*)*
+    };
+}
+
+/// What a call's caller needs. A row must say it: a call without it does not compile.
+macro_rules! needs {
+    (anybody, $call:expr) => {
+        Rule::Anybody
+    };
+    (somebody, $call:expr) => {
+        Rule::Somebody
+    };
+    (node, $call:expr) => {
+        Rule::Node
+    };
+    (acquire, $call:expr) => {
+        granted(Verb::Acquire, $call.place())
+    };
+    (read, $call:expr) => {
+        granted(Verb::Read, $call.place())
+    };
+    (admin, $call:expr) => {
+        granted(Verb::Admin, $call.place())
     };
 }
 

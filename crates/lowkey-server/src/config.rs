@@ -50,6 +50,8 @@ pub struct Config {
     pub http_hosts: Vec<HttpHost>,
     /// Origins whose web pages may use the HTTP port, besides its own.
     pub http_origins: Vec<HttpOrigin>,
+    /// Anybody may read the metrics, also when access is required.
+    pub metrics_open: bool,
     /// Certificate and key of the gRPC and HTTP ports; without them nothing is encrypted there.
     pub tls: Option<TlsFiles>,
     /// How many leases may exist at a time.

@@ -10,6 +10,9 @@
 //!   has reached a node of another cluster.
 //! - A client that speaks to the wrong port is told so in the protocol that it speaks.
 //!
+//! - What a client may ask is judged before it reaches the node ([`Guard`]): the node takes nothing but a
+//!   [`Permitted`] call.
+//!
 //! These invariants hold for any input of a client:
 //!
 //! - Everything that is kept for a client stays within its budget (`budget`): calls under way, and answers
@@ -23,6 +26,7 @@
 //!   client sent behind its request. So a client that pipelines keeps its place in a queue until its wait
 //!   is over.)
 
+pub mod admin;
 pub mod budget;
 mod certificate;
 mod charged;
@@ -48,6 +52,7 @@ use tokio::sync::watch;
 
 pub use self::certificate::CertificateNames;
 pub use self::node::{EventStream, Events, Node};
+pub use crate::access::{Guard, Permitted, Rule, Ruled, Shown};
 pub use crate::call::{Call, Place};
 
 pub use crate::watch::{LeaseListener, LeaseNews};
@@ -101,6 +106,9 @@ impl Dialect {
 
 /// Wraps every request that a router answers.
 async fn envelope<N: Node>(State(node): State<Arc<N>>, request: Request, next: Next) -> Response {
+    let (mut head, body) = request.into_parts();
+    node.guard().look_at(&head.headers, &mut head.extensions);
+    let request = Request::from_parts(head, body);
     let (uri, dialect) = (request.uri().clone(), Dialect::of(request.headers()));
     enclosed(&*node, uri, dialect, next.run(request)).await
 }

@@ -9,6 +9,7 @@
 //!
 //! Deliberately absent: any decision about leases and locks. The replica alone decides what is granted.
 
+mod access;
 mod backups;
 mod call;
 mod config;

@@ -312,6 +312,7 @@ impl Collector for Observed {
         gauge(encoder, "epoch", "The epoch that tokens began with; 0 if none was taken", lane.view.epoch())?;
         self.encode_backups(encoder)?;
         self.encode_tls(encoder)?;
+        self.encode_access(encoder)?;
         self.encode_members(encoder, &status)?;
         self.encode_inbox(encoder)?;
         encode_process(encoder)
@@ -351,6 +352,24 @@ impl Observed {
             Some(age) => gauge(encoder, "backup_age_seconds", "The age of the newest good backup", age),
             None => Ok(()),
         }
+    }
+
+    /// Who is let in.
+    fn encode_access(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let guard = &self.lanes.root().view.guard;
+        let required = i64::from(guard.is_required());
+        gauge(
+            encoder,
+            "access_required",
+            "1 if nobody may do anything without a proof and a grant",
+            required,
+        )?;
+        let help = "Requests of clients that were refused for who they are, by cause";
+        let mut metric = encoder.encode_descriptor("access_refused", help, None, MetricType::Counter)?;
+        for (cause, count) in guard.refusals() {
+            ConstCounter::new(count).encode(metric.encode_family(&[("cause", cause)])?)?;
+        }
+        Ok(())
     }
 
     /// The members as the leader sees them; nothing on other nodes.

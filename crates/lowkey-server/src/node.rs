@@ -55,7 +55,7 @@ const PART_WAIT: Duration = Duration::from_millis(300);
 /// How long the log may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
 /// How long a removed node stays up to tell its callers that it was removed.
-const REMOVED_WAIT: Duration = Duration::from_millis(500);
+const REMOVED_WAIT: Duration = Duration::from_secs(1);
 /// How often a node checks whether the others know where it can be reached.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -262,8 +262,13 @@ fn found_after_total_loss(cluster: ClusterId, info: &NodeInfo) -> Result<Foundin
         "this cluster begins after a total loss: its tokens begin at its epoch, by the clock of this machine alone; if that \
          is wrong, or if another cluster is founded like this within 17 hours, the tokens of the two may be the same"
     );
-    let beginning =
-        NewBeginning { cluster, node: info.clone(), numbers: FirstNumbers::Claimed(epoch), quarantine: true };
+    let beginning = NewBeginning {
+        cluster,
+        node: info.clone(),
+        numbers: FirstNumbers::Claimed(epoch),
+        keep_tokens: false,
+        quarantine: true,
+    };
     begin_anew(&State::new(cluster), FOUNDING_TERM, beginning)
         .map_err(|_| flag("the clock of this machine is wrong: set it right, and try again".into()))
 }
@@ -435,6 +440,19 @@ fn open_ports(
     let addresses = [&info.http_address, &info.grpc_address, &info.raft_address];
     let gate = Gate::new(addresses.map(String::as_str), config.http_hosts, config.http_origins);
     let http_router = edge::http::router(Arc::clone(service), info.grpc_address.as_str(), gate);
+    tokio::spawn(Arc::clone(service.guard()).keep(service.stopping.subscribe()));
+    if config.metrics_open {
+        service.guard().open_metrics();
+    }
+    match edge::admin::bind(&config.data_dir) {
+        Ok(socket) => {
+            tokio::spawn(edge::admin::serve(socket, grpc_port.clone(), service.stopping.subscribe()));
+        }
+        Err(error) => tracing::warn!(
+            %error,
+            "there is no admin.sock in the data directory: `lowkey access` needs a token or a certificate here"
+        ),
+    }
     if let Some(tls) = &tls {
         tokio::spawn(Arc::clone(tls).keep(service.stopping.subscribe()));
     }
@@ -502,6 +520,7 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>, dial
         // With its number: a removed node must not join again by announcing its address.
         let request = AddPeerRequest { member_id: root.view.own().0, ..join::request(&info) };
         let outcome = if status.leader.is_some() {
+            let request = service.guard().for_node(request);
             service.call(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))
         } else {
             join::ask_any(&dialer, &join, &request).await.map(|_| ())

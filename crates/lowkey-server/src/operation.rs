@@ -4,11 +4,12 @@
 //! This is the only place where wire messages become domain values and back, and where every refusal gets
 //! its reason. An operation that a follower forwards runs through the same code on the leader.
 //!
-//! - `leases.rs`, `locks.rs`, `reads.rs`, `cluster.rs`: the operations
+//! - `leases.rs`, `locks.rs`, `reads.rs`, `cluster.rs`, `access.rs`: the operations
 //! - `backups.rs`: backups at a client's wish, which the asked node makes
 //! - `elections.rs`: calls that become operations on the election's lock
 //! - `failure.rs`: the answers when there is no good one
 
+mod access;
 mod backups;
 mod cluster;
 mod elections;
@@ -24,6 +25,7 @@ use lowkey_api::{ApiError, Reason};
 use lowkey_core::{Invalid, LeaseId, OwnerId};
 use lowkey_replica::{Request, Response};
 
+use crate::access::Permitted;
 use crate::call::{Call, Numbered};
 use crate::service::Service;
 
@@ -67,7 +69,10 @@ pub(crate) trait Operation: Call + Numbered {
 /// A call that no replica answers as it is. It is asked as another call, or this node answers it alone.
 pub(crate) trait Answer: Call {
     /// The answer for the caller.
-    fn answer(self, service: &Service) -> impl Future<Output = Result<Self::Response, ApiError>> + Send;
+    fn answer(
+        call: Permitted<Self>,
+        service: &Service,
+    ) -> impl Future<Output = Result<Self::Response, ApiError>> + Send;
 }
 
 fn lease_id(lease: u64) -> Result<LeaseId, Invalid> {

@@ -8,6 +8,7 @@
 //! Each call names its sender and its receiver. The receiving side checks both before it reads anything
 //! else ([`hello`]). Both ends of a connection prove with their keys who they are ([`tls`]).
 
+mod callers;
 mod complaints;
 mod dial;
 mod forward;

@@ -162,6 +162,8 @@ pub struct Anew {
     pub cluster: ClusterId,
     /// Where its counters begin.
     pub numbers: FirstNumbers,
+    /// Bearer tokens stay good. What takes a cluster's place out of a backup may not know that one was revoked.
+    pub keep_tokens: bool,
     /// Without it locks are granted at once, while earlier holders may still believe that they hold.
     pub quarantine: bool,
 }
@@ -171,7 +173,7 @@ impl Anew {
     pub fn unclaimed(quarantine: bool) -> Result<Self, StartError> {
         let (unix_minutes, spread) = (unix_ms() / 60_000, u32::from_le_bytes(random_bytes()?));
         let numbers = FirstNumbers::Unclaimed { unix_minutes, spread };
-        Ok(Self { cluster: Self::random_id()?, numbers, quarantine })
+        Ok(Self { cluster: Self::random_id()?, numbers, keep_tokens: true, quarantine })
     }
 
     /// An id that no cluster ever had.
@@ -203,6 +205,7 @@ impl LostCluster {
             cluster,
             node: NodeInfo { identity: Some(identity), command_version: COMMAND_VERSION, ..info },
             numbers: anew.numbers,
+            keep_tokens: anew.keep_tokens,
             quarantine: anew.quarantine,
         };
         let founding = survivor.begin_anew(beginning).map_err(|_| StartError::NotRecovered {

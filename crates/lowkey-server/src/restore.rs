@@ -53,7 +53,7 @@ pub fn restore(
             problem: format!("another node began in {} at this moment", path.display()),
         }));
     }
-    let Anew { cluster, numbers, quarantine } = anew;
+    let Anew { cluster, numbers, keep_tokens, quarantine } = anew;
     // Where it is reached it says itself when it starts, and then which key it has.
     let node = NodeInfo {
         name: directory.node.name.clone(),
@@ -64,7 +64,7 @@ pub fn restore(
         command_version: COMMAND_VERSION,
         key_hash: None,
     };
-    let beginning = NewBeginning { cluster, node, numbers, quarantine };
+    let beginning = NewBeginning { cluster, node, numbers, keep_tokens, quarantine };
     let founding = begin_anew(&saved.state, saved.term, beginning).map_err(|_| StartError::NotRestored {
         problem: "the backup's counters stand above the claimed epoch: claim another one".into(),
     })?;

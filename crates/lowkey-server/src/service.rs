@@ -26,12 +26,13 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use lowkey_api::{ApiError, ErrorDetail, Reason, v1};
-use lowkey_core::{GroupId, MemberId};
+use lowkey_core::{Caller, GroupId, MemberId};
 use lowkey_replica::{CallId, Failure, Request, Response};
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::access::Permitted;
 use crate::backups::Backups;
 use crate::call::calls;
 use crate::edge::stopped;
@@ -98,18 +99,23 @@ impl Service {
     /// is not an `async fn`, because that would store its argument twice.
     pub(crate) fn operate<O: Operation>(
         &self,
-        mut operation: O,
+        permitted: Permitted<O>,
     ) -> impl Future<Output = Result<O::Response, ApiError>> + Send {
+        let (mut operation, caller) = permitted.into_parts();
         let rpc = if operation.wait().is_zero() { O::NAME } else { O::NAME_WAITING };
         let timed = self.metrics.begin(rpc);
         async move {
-            let outcome = self.answer_client(&mut operation).await;
+            let outcome = self.answer_client(&mut operation, &caller).await;
             timed.end(&outcome);
             operation.complete(self, outcome)
         }
     }
 
-    async fn answer_client<O: Operation>(&self, operation: &mut O) -> Result<O::Response, ApiError> {
+    async fn answer_client<O: Operation>(
+        &self,
+        operation: &mut O,
+        caller: &Caller,
+    ) -> Result<O::Response, ApiError> {
         let lane = &**self.lanes.of(operation.place());
         check_standing(lane)?;
         if let Some(request_id) = operation.request_id_mut().filter(|id| id.is_empty()) {
@@ -120,16 +126,20 @@ impl Service {
         let request =
             operation.parse().map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
         if let Request::ReadStale(_) = request {
-            return Box::pin(call_here(lane, operation, request)).await;
+            return Box::pin(call_here(lane, operation, caller, request)).await;
         }
-        let parked = lane.leads().then(|| Parked::ask(&lane.inbox, request));
+        let parked = lane.leads().then(|| Parked::ask(&lane.inbox, caller, request));
         if operation.wait().is_zero() {
-            return self.call_leader(lane, operation, parked).await;
+            return self.call_leader(lane, operation, caller, parked).await;
         }
         // A node that stops does not keep its waiters: the next leader keeps their place.
         let request_id = operation.request_id().to_owned();
+        // Nor does a wait go on that its caller may not have any more.
+        let awaited = Box::new(operation.clone());
+        let guard = &lane.view.guard;
         tokio::select! {
-            answer = Box::pin(self.call_leader(lane, operation, parked)) => answer,
+            answer = Box::pin(self.call_leader(lane, operation, caller, parked)) => answer,
+            error = Box::pin(guard.taken_away(caller, &*awaited)) => Err(error),
             () = stopped(self.stopping.subscribe()) => Err(place_kept(&request_id)),
         }
     }
@@ -140,6 +150,7 @@ impl Service {
         &self,
         lane: &Lane,
         operation: &mut O,
+        caller: &Caller,
         mut parked: Option<Parked<'_>>,
     ) -> Result<O::Response, ApiError> {
         let (started, wait) = (Instant::now(), operation.wait());
@@ -151,10 +162,10 @@ impl Service {
             let attempt = match (parked.take(), leader) {
                 (Some(parked), _) => parked.outcome(operation).await,
                 (None, Some(leader)) if leader == lane.view.own() => {
-                    Box::pin(ask_replica_anew(lane, operation)).await
+                    Box::pin(ask_replica_anew(lane, operation, caller)).await
                 }
                 (None, Some(leader)) => {
-                    Box::pin(self.forward(lane, operation, leader, leadership.clone())).await
+                    Box::pin(self.forward(lane, operation, caller, leader, leadership.clone())).await
                 }
                 (None, None) => Attempt::Again,
             };
@@ -184,12 +195,13 @@ impl Service {
         &self,
         lane: &Lane,
         operation: &O,
+        caller: &Caller,
         leader: MemberId,
         leadership: watch::Receiver<crate::lane::view::Leadership>,
     ) -> Attempt<O::Response> {
         let Some(forwarder) = self.forwarders.get(leader) else { return Attempt::Again };
         let request = operation.encode_to_vec();
-        let Some(mut passed_on) = PassedOn::send(forwarder, lane.group, O::NUMBER, request) else {
+        let Some(mut passed_on) = PassedOn::send(forwarder, lane.group, O::NUMBER, request, caller) else {
             return Attempt::Again;
         };
         self.metrics.passed_on.inc();
@@ -214,7 +226,15 @@ impl Service {
     }
 
     /// Answers a request that another node forwarded. It is not forwarded again.
-    pub(crate) async fn answer_forwarded(&self, group: GroupId, operation: u32, request: &[u8]) -> Outcome {
+    ///
+    /// `caller` is who asked that node. The leader judges it again, by its own table.
+    pub(crate) async fn answer_forwarded(
+        &self,
+        group: GroupId,
+        operation: u32,
+        request: &[u8],
+        caller: &Caller,
+    ) -> Outcome {
         // A node without a replica of this group cannot be its leader.
         let Some(lane) = self.lanes.get(group) else { return Outcome::NotLeader(true) };
         macro_rules! answered {
@@ -225,7 +245,7 @@ impl Service {
                 }
             )* })*) => {
                 match operation {
-                    $($($( $number => self.answer::<$Request>(lane, request).await, )?)*)*
+                    $($($( $number => self.answer::<$Request>(lane, request, caller).await, )?)*)*
                     _ => refusal(ApiError::new(
                         Reason::Internal,
                         format!("the leader's version does not know operation {operation}"),
@@ -236,12 +256,12 @@ impl Service {
         calls!(answered)
     }
 
-    async fn answer<O: Operation>(&self, lane: &Lane, request: &[u8]) -> Outcome {
+    async fn answer<O: Operation>(&self, lane: &Lane, request: &[u8], caller: &Caller) -> Outcome {
         let operation = match O::decode(request) {
             Ok(operation) => operation,
             Err(error) => return refusal(ApiError::new(Reason::Internal, error.to_string())),
         };
-        match ask_replica_anew(lane, &operation).await {
+        match ask_replica_anew(lane, &operation, caller).await {
             Attempt::Done(Ok(response)) => {
                 // If the client asked on a session stream, that stream is on the other node, not on this
                 // one.
@@ -275,9 +295,10 @@ fn check_standing(lane: &Lane) -> Result<(), ApiError> {
 async fn call_here<O: Operation>(
     lane: &Lane,
     operation: &O,
+    caller: &Caller,
     request: Request,
 ) -> Result<O::Response, ApiError> {
-    match Parked::ask(&lane.inbox, request).outcome(operation).await {
+    match Parked::ask(&lane.inbox, caller, request).outcome(operation).await {
         Attempt::Done(answer) => answer,
         Attempt::Again | Attempt::Interrupted => {
             Err(ApiError::new(Reason::NodeStopping, "this node does not answer any more"))
@@ -286,9 +307,9 @@ async fn call_here<O: Operation>(
 }
 
 /// Sends the operation to this node's own replica.
-async fn ask_replica_anew<O: Operation>(lane: &Lane, operation: &O) -> Attempt<O::Response> {
+async fn ask_replica_anew<O: Operation>(lane: &Lane, operation: &O, caller: &Caller) -> Attempt<O::Response> {
     match operation.parse() {
-        Ok(request) => Parked::ask(&lane.inbox, request).outcome(operation).await,
+        Ok(request) => Parked::ask(&lane.inbox, caller, request).outcome(operation).await,
         Err(invalid) => Attempt::Done(Err(ApiError::invalid(invalid.field, invalid.problem))),
     }
 }
@@ -303,9 +324,9 @@ struct Parked<'a> {
 }
 
 impl<'a> Parked<'a> {
-    fn ask(inbox: &'a Inbox, request: Request) -> Self {
+    fn ask(inbox: &'a Inbox, caller: &Caller, request: Request) -> Self {
         let (sender, receiver) = oneshot::channel();
-        Self { call: inbox.ask(request, sender), inbox, answer: Some(receiver) }
+        Self { call: inbox.ask(caller.clone(), request, sender), inbox, answer: Some(receiver) }
     }
 
     /// The answer, or `None` if the replica is gone.
@@ -361,11 +382,14 @@ impl PassedOn {
         group: GroupId,
         operation: u32,
         request: Vec<u8>,
+        caller: &Caller,
     ) -> Option<Self> {
         static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, receiver) = oneshot::channel();
-        forwarder.try_send(Forward::Request(Forwarded { number, group, operation, request, answer })).ok()?;
+        let caller = caller.clone();
+        let forwarded = Forwarded { number, group, operation, request, caller, answer };
+        forwarder.try_send(Forward::Request(forwarded)).ok()?;
         Some(Self { forwarder, number, answer: Some(receiver) })
     }
 

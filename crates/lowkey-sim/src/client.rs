@@ -9,10 +9,10 @@ mod ideas;
 
 use std::collections::BTreeMap;
 
-use lowkey_api::validity::{Validity, valid_until_after_wait};
+use lowkey_api::validity::{Validity, held_until, valid_until_after_wait};
 use lowkey_core::{
-    AcquireWith, Command, LeaseId, LockName, Mode, OwnerId, Refusal, Reply, RequestId, Scope, Token, Ttl,
-    WaitTime, mutants,
+    AcquireWith, Command, LeaseId, LockName, MaxHold, Mode, OwnerId, Refusal, Reply, RequestId, Scope, Token,
+    Ttl, WaitTime, mutants,
 };
 use lowkey_replica::{Failure, Request, Response};
 
@@ -89,6 +89,8 @@ pub(crate) struct Hold {
     pub(crate) token: Token,
     pub(crate) mode: Mode,
     pub(crate) scope: Scope,
+    /// In its own time: where the grant has a limit, it believes no longer, whatever becomes of its lease.
+    until: Option<u64>,
     release_at: u64,
 }
 
@@ -160,6 +162,16 @@ impl ClientOperation {
             self.first_sent = now;
         }
     }
+}
+
+/// Until when a grant with a limit is believed in: as R7 counts the time of a lease that a wait made.
+fn hold_until(limit: MaxHold, operation: &ClientOperation, waited_ms: u64, now: u64) -> u64 {
+    let first_sent = match mutants::A_HOLD_COUNTS_FROM_THE_REPLY.is_active() {
+        false => operation.first_sent,
+        true => now,
+    };
+    let waited_ms = i64::try_from(waited_ms).unwrap_or(i64::MAX);
+    held_until(first_sent, waited_ms, limit.seconds().into())
 }
 
 /// How long a request would wait for a lock, if it would.
@@ -259,13 +271,15 @@ impl SimClient {
 
     /// True if it may act as holder of something at this true time.
     pub(crate) fn believes_at(&self, true_nanos: u64) -> bool {
-        !self.holds.is_empty() && self.lease.is_some_and(|lease| self.counts_on(lease.id, true_nanos))
+        self.beliefs_at(true_nanos).next().is_some()
     }
 
     /// What it may act on at this true time.
     pub(crate) fn beliefs_at(&self, true_nanos: u64) -> impl Iterator<Item = (&Hold, PlainClaim)> {
         let lease = self.lease.filter(|lease| self.counts_on(lease.id, true_nanos)).map(|lease| lease.id);
-        self.holds.iter().filter(move |_| lease.is_some()).map(move |hold| {
+        let now = self.clock.read(true_nanos);
+        let is_in_time = move |hold: &&Hold| hold.until.is_none_or(|until| now < until);
+        self.holds.iter().filter(move |_| lease.is_some()).filter(is_in_time).map(move |hold| {
             (hold, PlainClaim { lock: hold.lock.clone(), lease, mode: hold.mode, scope: hold.scope })
         })
     }
@@ -380,8 +394,9 @@ impl SimClient {
             (Reply::LeaseCreated { lease, ttl }, _) => self.begin_lease(*lease, *ttl, operation, 0, now),
             (
                 Reply::Granted { token, lease, ttl, .. },
-                Some(Command::Acquire { lock, with, mode, scope, .. }),
+                Some(Command::Acquire { lock, with, mode, scope, max_hold, .. }),
             ) => {
+                let until = max_hold.map(|limit| hold_until(limit, operation, waited_ms, now));
                 if matches!(with, AcquireWith::NewLease(_)) {
                     self.begin_lease(*lease, *ttl, operation, waited_ms, now);
                 }
@@ -391,13 +406,20 @@ impl SimClient {
                 }
                 // R6, R7: a grant is usable only within the validity of its lease, which it does not
                 // extend. A client whose count ran out meanwhile renews first.
-                let is_new = self.holds.iter().all(|hold| hold.lock != *lock);
+                // An earlier grant of the same lock is over, or there would be no other.
+                self.holds.retain(|hold| hold.lock != *lock || hold.token == *token);
+                let known = self.holds.iter_mut().find(|hold| hold.lock == *lock);
+                let is_new = known.is_none();
+                // A client that knows no better counts from whatever request was answered.
+                if let Some(known) = known {
+                    known.until = until;
+                }
                 if is_new && (self.lapsed || held.validity.holds_at(now)) {
                     let longest = *random.pick(&[60, 500, 3_000]);
                     let patience = if self.rude { 10 } else { 1 };
                     let release_at = now + random.between(10, longest) * patience * MILLISECOND;
                     let (lock, token, mode, scope) = (lock.clone(), *token, *mode, *scope);
-                    self.holds.push(Hold { lock, token, mode, scope, release_at });
+                    self.holds.push(Hold { lock, token, mode, scope, until, release_at });
                 }
             }
             _ => {}

@@ -149,6 +149,7 @@ fn founding(plan: &WorldPlan, group: usize) -> Founding {
         cluster: CLUSTER,
         node: node_info(1),
         numbers: FirstNumbers::Unclaimed { unix_minutes: 1_000, spread: 0 },
+        keep_tokens: true,
         quarantine: true,
     };
     begin_anew(&State::new(CLUSTER), 7, beginning).expect("counters go that far")

@@ -4,6 +4,7 @@
 //! is a world like any other, with every invariant checked at every step; it adds what must be true
 //! in this story alone, and ends with a cluster that is whole again and serves.
 
+mod access;
 mod cancelled;
 mod cut_leader;
 mod drift;
@@ -11,6 +12,7 @@ mod election;
 mod failovers;
 mod invitation;
 mod late_replies;
+mod limited;
 mod many_leases;
 mod minority_expire;
 mod new_leader;
@@ -111,6 +113,8 @@ pub const ALL: &[Scenario] = &[
         snapshot_entries: 100_000,
         ..story("ten_thousand_leases_expire_in_one_tick", many_leases::expire_in_one_tick)
     },
+    story("access_is_required", access::is_required),
+    story("access_must_stay_so", access::must_stay_so),
     story("an_invitation_is_shown_again", invitation::shown_again),
     story("an_invitation_is_shown_too_late", invitation::too_late),
     in_line("a_lock_is_freed_by_the_entry_that_ends_its_waiters_lease", one_batch::both_expire),
@@ -124,6 +128,9 @@ pub const ALL: &[Scenario] = &[
     in_line("a_place_is_kept_for_five_seconds", places::kept_for_five_seconds),
     in_line("a_waiter_learns_at_once_that_its_lease_is_gone", places::lost_with_its_lease),
     in_line("a_wait_longer_than_its_time_to_live", places::longer_than_its_ttl),
+    story("a_job_that_hangs_loses_its_lock_in_time", limited::ends_in_time),
+    story("a_limit_under_two_leaders", limited::under_two_leaders),
+    story("a_limited_grant_is_given_back_before_its_end", limited::given_back_before_its_end),
     story("a_leader_that_removes_itself_and_is_cut_off", removal::of_a_leader_that_is_cut_off),
     story("three_become_one_each_leader_in_turn", removal::of_all_but_one),
     Scenario {

@@ -85,6 +85,7 @@ fn query_words(query: &Query) -> String {
         Query::Lease { lease, .. } => format!("say what lease {lease} holds"),
         Query::Leases { .. } => "list the leases".to_owned(),
         Query::Revision => "say how far the log goes".to_owned(),
+        Query::Access => "say who may do what".to_owned(),
     }
 }
 
@@ -97,12 +98,14 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::RevokeLease { lease, owner, .. } => {
             format!("end lease {lease}, as its owner {owner} wishes")
         }
-        Command::Acquire { lock, owner, with, mode, scope, .. } => {
+        Command::Acquire { lock, owner, with, mode, scope, max_hold, .. } => {
             let lease = match with {
                 AcquireWith::Lease(lease) => format!("lease {lease}"),
                 AcquireWith::NewLease(ttl) => format!("a new lease of {} s", ttl.seconds()),
             };
-            format!("give {} to {owner}, with {lease}", claim_words(lock, *mode, *scope))
+            let limit = max_hold.map(|limit| format!(", for {} s at most", limit.seconds()));
+            let claim = claim_words(lock, *mode, *scope);
+            format!("give {claim} to {owner}, with {lease}{}", limit.unwrap_or_default())
         }
         Command::Release { lock, grant, token, .. } => {
             let with = match grant {
@@ -125,9 +128,14 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::Expire { leases, decided_term, .. } => {
             format!("end {}, whose time ran out in term {decided_term}", leases_words(leases))
         }
+        Command::EndHolds { holds, decided_term, .. } => {
+            let locks: Vec<&str> = holds.iter().map(|hold| hold.lock.as_str()).collect();
+            format!("take {}, held for as long as may be, says term {decided_term}", listed(&locks))
+        }
         Command::AddMember { node, .. } => format!("let {} join", node.name),
         Command::UpdateMember { node, .. } => format!("note where {} is", node.name),
         Command::RemoveMember { name, .. } => format!("remove {name}"),
+        Command::Access(change) => format!("change who may do what: {change:?}"),
         Command::Invite { invitation, .. } => format!("make invitation {}", invitation.0[0]),
         Command::EndQuarantine => "grant locks again".to_owned(),
     }
@@ -188,6 +196,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             };
             format!("{who}, as of entry {revision}")
         }
+        Ok(Response::Access(_)) => "who may do what".to_owned(),
         Ok(Response::Revision(revision)) => format!("up to entry {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::Refused(refusal)) => refusal_words(refusal),
@@ -211,6 +220,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("not done, of the {voters} that would be left only {answering} answer")
         }
         Err(Failure::CannotLead { name, .. }) => format!("not done, {name} does not lead"),
+        Err(Failure::Denied(denied)) => format!("not permitted: {denied:?}"),
         Err(Failure::Diverged) => "not done, my state is in doubt".to_owned(),
         Err(Failure::Quarantine { .. }) => "not done, the cluster began anew".to_owned(),
         Err(Failure::NotUnderstood { by }) => format!("not done, {by} does not understand it"),
@@ -253,8 +263,11 @@ fn reply_words(reply: &Reply) -> String {
         Reply::GivenUp => "it is given up".to_owned(),
         Reply::Expired { count: 0 } => "nothing ended".to_owned(),
         Reply::Expired { count } => format!("{} ended", counted(*count as usize, "lease")),
+        Reply::HoldsEnded { count: 0 } => "nothing ended".to_owned(),
+        Reply::HoldsEnded { count } => format!("{} ended", counted(*count as usize, "grant")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
         Reply::MemberRemoved { member } => format!("done, it was member {member}"),
+        Reply::AccessChanged => "done, it is so".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("done, until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "done".to_owned(),
     }
@@ -282,6 +295,11 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::InvitationUsed => "refused, another machine came with that invitation".to_owned(),
         Refusal::NodeNotFound { name } => format!("refused, there is no machine {name}"),
         Refusal::LastNode { name } => format!("refused, {name} is the last machine"),
+        Refusal::PrincipalNotFound { principal } => format!("refused, there is no principal {principal}"),
+        Refusal::TokenNotFound { token } => format!("refused, there is no token {token}"),
+        Refusal::ProofTaken { what } => format!("refused, {what}"),
+        Refusal::AccessLimit { what, max } => format!("refused, there are {max} {what} already"),
+        Refusal::AdminNeeded => "refused, there would be no admin".to_owned(),
         Refusal::Quarantine => "refused, the cluster began anew".to_owned(),
     }
 }

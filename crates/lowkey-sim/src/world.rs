@@ -83,6 +83,8 @@ pub struct WorldSummary {
     pub elections: u64,
     /// Leases that ran out.
     pub expiries: u64,
+    /// Grants that ended for their limit.
+    pub holds_ended: u64,
     /// Faults that were made.
     pub faults: u64,
     /// Waits that were granted.
@@ -465,7 +467,7 @@ impl World {
     }
 
     fn check_group_at_end(&self, group: usize) -> Check {
-        let Checks { agreement, ledger, expiry, .. } = &self.groups[group];
+        let Checks { agreement, ledger, expiry, holds, .. } = &self.groups[group];
         as_registered(&self.nodes, group, agreement.state())?;
         let mut leaders = 0;
         for node in &self.nodes {
@@ -478,6 +480,7 @@ impl World {
         let clients = if self.stage.is_some() { &[][..] } else { &self.clients[..] };
         Liveness::at_end(leaders, clients.iter().filter(|client| client.group == group))?;
         Liveness::nobody_is_forgotten(&self.nodes, group, ledger, self.now)?;
+        holds.at_end(self.quiet_since.unwrap_or(0), self.now)?;
         expiry.at_end(agreement.state(), self.now)
     }
 }

@@ -49,10 +49,10 @@ def test_the_first_example_of_the_readme(node: Cluster) -> None:
 ROOT = HERE.parents[1]
 
 
-@pytest.mark.parametrize("page", [HERE / "README.md", ROOT / "docs/guides/python.md"])
+@pytest.mark.parametrize("page", [HERE / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))])
 def test_every_block_of_a_page_is_python(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    assert len(blocks) >= 3
+    assert len(blocks) >= 3 or page.name not in ("README.md", "python.md")
     for block in blocks:
         # `await` outside of a function is for asyncio's own prompt.
         body = "\n    ".join(block.splitlines())

@@ -94,6 +94,18 @@ reasons! {
     InvitationNotValid = "INVITATION_NOT_VALID", PermissionDenied, 403, GiveUp;
     /// The caller is not who it would have to be.
     NotOwner = "NOT_OWNER", PermissionDenied, 403, GiveUp;
+    /// The caller has proven nothing, or its proof was taken away.
+    Unauthenticated = "UNAUTHENTICATED", Unauthenticated, 401, GiveUp;
+    /// The caller has no grant for this.
+    PermissionDenied = "PERMISSION_DENIED", PermissionDenied, 403, GiveUp;
+    /// There is no such principal.
+    PrincipalNotFound = "PRINCIPAL_NOT_FOUND", NotFound, 404, GiveUp;
+    /// There is no such token, or no longer.
+    AccessTokenNotFound = "ACCESS_TOKEN_NOT_FOUND", NotFound, 404, GiveUp;
+    /// A token, or a name of a certificate, is the proof of another principal.
+    ProofTaken = "PROOF_TAKEN", FailedPrecondition, 409, GiveUp;
+    /// No principal would be left that may manage access.
+    AdminNeeded = "ADMIN_NEEDED", FailedPrecondition, 409, GiveUp;
     /// A backup may not be made there at a client's wish.
     BackupNotAllowed = "BACKUP_NOT_ALLOWED", PermissionDenied, 403, GiveUp;
     /// A backup could not be written, or not be read again.
@@ -116,6 +128,8 @@ reasons! {
     /// The cluster was recovered after it lost its quorum, and grants nothing until holders of before have stopped
     /// believing that they hold something.
     Recovering = "RECOVERING", Unavailable, 503, Retry;
+    /// The node has heard of no leader for long, and does not know who may do what.
+    AccessUnknown = "ACCESS_UNKNOWN", Unavailable, 503, Retry;
     /// The request was proposed or forwarded, and then there was silence: it may have happened.
     OutcomeUnknown = "OUTCOME_UNKNOWN", Unavailable, 503, RetrySameId;
 
@@ -137,6 +151,10 @@ reasons! {
     LimitMemory = "LIMIT_MEMORY", ResourceExhausted, 429, Retry;
     /// The port has as many connections as it may.
     LimitConnections = "LIMIT_CONNECTIONS", ResourceExhausted, 429, Retry;
+    /// There are as many principals, tokens or grants as there may be.
+    LimitAccess = "LIMIT_ACCESS", ResourceExhausted, 429, GiveUp;
+    /// Too many tokens that are not valid came from this address.
+    LimitLogins = "LIMIT_LOGINS", ResourceExhausted, 429, Retry;
     /// The disk has no room for new grants.
     LimitDisk = "LIMIT_DISK", ResourceExhausted, 429, Retry;
 
@@ -167,7 +185,10 @@ const INVALID: &[(&str, &str)] = &[
     ("after", "INVALID_AFTER"),
     ("body", "INVALID_BODY"),
     ("campaign_request_id", "INVALID_CAMPAIGN_REQUEST_ID"),
+    ("certificate_name", "INVALID_CERTIFICATE_NAME"),
+    ("certificate_names", "INVALID_CERTIFICATE_NAMES"),
     ("command_version", "INVALID_COMMAND_VERSION"),
+    ("dry_run", "INVALID_DRY_RUN"),
     ("election", "INVALID_ELECTION"),
     ("fencing_token", "INVALID_FENCING_TOKEN"),
     ("from", "INVALID_FROM"),
@@ -178,6 +199,7 @@ const INVALID: &[(&str, &str)] = &[
     ("key_hash", "INVALID_KEY_HASH"),
     ("lease_id", "INVALID_LEASE_ID"),
     ("lock_name", "INVALID_LOCK_NAME"),
+    ("max_hold_seconds", "INVALID_MAX_HOLD_SECONDS"),
     ("member_id", "INVALID_MEMBER_ID"),
     ("mode", "INVALID_MODE"),
     ("name", "INVALID_NAME"),
@@ -185,15 +207,21 @@ const INVALID: &[(&str, &str)] = &[
     ("owner_id", "INVALID_OWNER_ID"),
     ("page_size", "INVALID_PAGE_SIZE"),
     ("page_token", "INVALID_PAGE_TOKEN"),
+    ("path", "INVALID_PATH"),
     ("prefix", "INVALID_PREFIX"),
+    ("principal", "INVALID_PRINCIPAL"),
     ("raft_address", "INVALID_RAFT_ADDRESS"),
     ("request_id", "INVALID_REQUEST_ID"),
+    ("required", "INVALID_REQUIRED"),
     ("scope", "INVALID_SCOPE"),
     ("seq", "INVALID_SEQ"),
     ("stale", "INVALID_STALE"),
     ("to", "INVALID_TO"),
+    ("token_id", "INVALID_TOKEN_ID"),
     ("ttl_seconds", "INVALID_TTL_SECONDS"),
     ("value", "INVALID_VALUE"),
+    ("verb", "INVALID_VERB"),
+    ("verbs", "INVALID_VERBS"),
     ("wait_ms", "INVALID_WAIT_MS"),
 ];
 
@@ -309,6 +337,7 @@ mod tests {
         for reason in Reason::PLAIN {
             let codes: &[Code] = match reason.http_status() {
                 400 => &[Code::InvalidArgument],
+                401 => &[Code::Unauthenticated],
                 403 => &[Code::PermissionDenied],
                 404 => &[Code::NotFound, Code::Unimplemented],
                 405 => &[Code::Unimplemented],

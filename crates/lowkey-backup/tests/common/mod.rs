@@ -40,6 +40,7 @@ fn state(cluster: ClusterId, locks: u64) -> State {
             scope: Scope::Name,
             value: Value::default(),
             wait: false,
+            max_hold: None,
             since_unix_ms: 0,
             request: RequestId::parse(&format!("r{number}")).unwrap(),
         };

@@ -103,6 +103,10 @@ struct RestoreArgs {
     #[arg(long, value_name = "NAME", env = "LOWKEY_NODE_ID", value_parser = parse_node_name, help_heading = "The new node")]
     node_id: Option<NodeName>,
 
+    /// Keep bearer tokens: those that were revoked after the backup was made are good again
+    #[arg(long, help_heading = "What to do")]
+    keep_tokens: bool,
+
     /// Do it although a node of the old cluster answers: both clusters then grant the same locks
     #[arg(long, help_heading = "What to do")]
     although_nodes_of_the_old_cluster_answer: bool,
@@ -272,7 +276,7 @@ async fn restore(args: &RestoreArgs) -> Result<u8, CommandFailure> {
         what: "restore",
         highest_counter: fetched.manifest.highest_counter(),
     };
-    let (anew, claimed) = claim(&store, &catalog, &claimant, quarantine).await?;
+    let (anew, claimed) = claim(&store, &catalog, &claimant, args.keep_tokens, quarantine).await?;
     let name = args.node_id.as_ref();
     let restored = lowkey_server::restore(&args.data_dir, name, &fetched.root, anew).map_err(refused)?;
     if args.from.json {
@@ -304,6 +308,13 @@ fn what_now(
              believe\n  any more that it holds one. A restart begins that time anew."
         ),
     };
+    let has_access = !fetched.root.state.access().is_empty();
+    let access = if has_access && !args.keep_tokens {
+        "  Who may do what is as it was; bearer tokens are not: make new ones with `lowkey access token new`, by way of\n  \
+         admin.sock in the data directory.\n\n"
+    } else {
+        ""
+    };
     format!(
         "Done: {path} is the first node, {node}, of the new cluster {cluster}.
 It is made of backup {id}, made {made}.
@@ -312,7 +323,7 @@ It is made of backup {id}, made {made}.
   ever granted, and what your locks protect refuses the old ones from then on.
   {waiting}
 
-What to do next:
+{access}What to do next:
   1. Start the node: lowkey server --data-dir {path}, with the flags of before.
   2. Never start a node of the old cluster again. Empty the data directories of the others, and let them join this one.
   3. Restart all clients: they stay with the cluster that they began with, and refuse this one.",

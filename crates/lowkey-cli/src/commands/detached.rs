@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::interrupts::Interrupts;
 use super::{OwnerArgs, Patience, ServiceArgs, WaitArgs, parse_number, printed};
-use crate::duration::parse_ttl;
+use crate::duration::{parse_limit, parse_ttl};
 use crate::exit::{self, CommandFailure};
 use crate::output::{TextTable, print_json};
 
@@ -38,6 +38,11 @@ pub(crate) struct AcquireArgs {
     /// Hold the name and everything below it
     #[arg(long, help_heading = "The lock")]
     subtree: bool,
+
+    /// Hold it for this long at most, counted from the grant, however often its lease is renewed: whole seconds, 7 days
+    /// at most
+    #[arg(long, value_name = "TIME", value_parser = parse_limit, help_heading = "The lock")]
+    at_most: Option<Duration>,
 
     /// A text to show with it
     #[arg(
@@ -96,6 +101,9 @@ pub(crate) fn acquire(args: &AcquireArgs) -> ExitCode {
         }
         if args.subtree {
             lock = lock.subtree();
+        }
+        if let Some(limit) = args.at_most {
+            lock = lock.at_most(limit);
         }
         let patience = args.wait.patience();
         let asking = async {

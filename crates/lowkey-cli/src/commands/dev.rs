@@ -247,6 +247,7 @@ async fn start_at(
             http_advertise: None,
             http_hosts: vec![],
             http_origins: vec![],
+            metrics_open: false,
             tls: tls.cloned(),
             leases_max: 1_000_000,
             watch_streams_max: 10_000,

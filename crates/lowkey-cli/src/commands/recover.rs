@@ -95,7 +95,7 @@ fn anew(args: &RecoverArgs, lost: &LostCluster) -> Result<Anew, CommandFailure> 
         };
         let store = Store::open(url).map_err(in_words)?;
         let catalog = store.catalog().await.map_err(in_words)?;
-        backup::claim(&store, &catalog, &claimant, quarantine).await
+        backup::claim(&store, &catalog, &claimant, true, quarantine).await
     })?;
     tell(&format!(
         "Claimed at {url}: epoch {}. The first token is {}.\n",

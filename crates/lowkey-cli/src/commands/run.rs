@@ -34,7 +34,7 @@ use clap::Args;
 pub(crate) use self::guardian::{GUARD, guard};
 pub(crate) use self::launcher::{EXEC, args as launcher_args, exec};
 use super::{OwnerArgs, Patience, ServiceArgs, WaitArgs};
-use crate::duration::{parse_duration, parse_timeout, parse_ttl};
+use crate::duration::{parse_duration, parse_limit, parse_timeout, parse_ttl};
 use crate::exit::{self, CommandFailure};
 
 /// What `run` and `elect` have in common.
@@ -46,6 +46,11 @@ struct CommandArgs {
     /// How long NAME stays taken when this process is gone; it is renewed at a third of this
     #[arg(long, value_name = "TIME", value_parser = parse_ttl, default_value = "15s", help_heading = "The lease")]
     ttl: Duration,
+
+    /// Hold NAME for this long at most, counted from the grant, however well it is renewed: it ends a command that hangs.
+    /// Whole seconds, 7 days at most; the command is ended at 90 % of it
+    #[arg(long, value_name = "TIME", value_parser = parse_limit, help_heading = "The lock")]
+    at_most: Option<Duration>,
 
     /// If NAME cannot be kept: how long before its end the command is told so by SIGTERM; a quarter of
     /// the TTL at most. SIGKILL comes at the end
@@ -120,11 +125,13 @@ struct Job {
     shared: bool,
     subtree: bool,
     value: String,
-    owner: String,
+    owner: super::Owner,
     patience: Patience,
     ttl: Duration,
     /// How long it is held at least.
     at_least: Duration,
+    /// How long it is held at most.
+    at_most: Option<Duration>,
     /// How long before the end of validity SIGTERM is sent.
     grace: Duration,
     on_lost: Option<String>,
@@ -135,9 +142,12 @@ struct Job {
 
 impl Job {
     fn new(name: String, shared: bool, value: String, common: CommandArgs) -> Self {
-        let CommandArgs { wait, ttl, kill_grace, on_lost, on_lost_limit, owner, service, command } = common;
+        let CommandArgs { wait, ttl, at_most, kill_grace, on_lost, on_lost_limit, owner, service, command } =
+            common;
         let (subtree, owner) = (false, owner.name());
-        let (patience, grace) = (wait.patience(), kill_grace.min(ttl / 4));
+        // No longer than makes sense within the shorter of the two times.
+        let shortest = at_most.map_or(ttl, |limit| limit.min(ttl));
+        let (patience, grace) = (wait.patience(), kill_grace.min(shortest / 4));
         let at_least = Duration::ZERO;
         Self {
             name,
@@ -148,6 +158,7 @@ impl Job {
             patience,
             ttl,
             at_least,
+            at_most,
             grace,
             on_lost,
             on_lost_limit,

@@ -314,6 +314,7 @@ fn holder(told: &LockHolder) -> Holder {
         scope: scope(told.scope),
         value: value(&told.value),
         since_unix_ms: 0,
+        max_hold: None,
     }
 }
 

@@ -231,6 +231,7 @@ impl Holder {
             // What a grant shows tells which request it answers.
             value: request_id.clone(),
             request_id,
+            max_hold_seconds: 0,
         }
     }
 

@@ -133,18 +133,24 @@ fn whatever_breaks_the_promises_do_not() {
 #[test]
 fn nodes_whose_clocks_run_too_fast_are_found_out() {
     let _turn = TURN.lock();
-    let (history, was_played) = live(3, 8, 1, Broken::NOTHING, |cluster, _, until| {
-        for control in &cluster.controls {
-            control.falsify_clock(2_000);
+    // On a busy machine it may be that hardly anything runs out within one.
+    let mut found = BTreeSet::new();
+    for seed in 1..=6 {
+        let (history, was_played) = live(3, 8, seed, Broken::NOTHING, |cluster, _, until| {
+            for control in &cluster.controls {
+                control.falsify_clock(2_000);
+            }
+            std::thread::sleep(Duration::from_nanos(until.saturating_sub(now())));
+            !cluster.controls.is_empty()
+        });
+        if !was_played {
+            return println!("SKIPPED: clocks cannot be falsified here");
         }
-        std::thread::sleep(Duration::from_nanos(until.saturating_sub(now())));
-        !cluster.controls.is_empty()
-    });
-    if !was_played {
-        return println!("SKIPPED: clocks cannot be falsified here");
+        found.extend(judge::judge(&history).into_iter().map(|finding| finding.violation.invariant));
+        if found.contains("expiry") {
+            break;
+        }
     }
-    let found: BTreeSet<&str> =
-        judge::judge(&history).into_iter().map(|finding| finding.violation.invariant).collect();
     println!("found: {found:?}");
     assert!(found.contains("expiry"), "leases that ended early were not found: {found:?}");
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::harness::PATIENCE;
 
@@ -30,11 +30,13 @@ pub(crate) struct Driver {
     stdin: ChildStdin,
     ear: Arc<Ear>,
     last_id: u64,
+    /// What its clients show and trust: fields of `client.new`.
+    credentials: Map<String, Value>,
 }
 
 impl Driver {
     /// Starts it, and waits until it is ready.
-    pub(crate) fn start(command: &[String]) -> Self {
+    pub(crate) fn start(command: &[String], credentials: Map<String, Value>) -> Self {
         let (program, arguments) = command.split_first().unwrap();
         let mut child = Command::new(program)
             .args(arguments)
@@ -46,7 +48,7 @@ impl Driver {
         let ear = Arc::new(Ear::default());
         let listening = Arc::clone(&ear);
         std::thread::spawn(move || listen(BufReader::new(stdout), &listening));
-        let mut driver = Self { child, stdin, ear, last_id: 0 };
+        let mut driver = Self { child, stdin, ear, last_id: 0, credentials };
         let ready = driver.event("it is ready", |event| event["event"] == "ready");
         assert_eq!(ready["protocol"], 1, "{ready}");
         driver
@@ -121,6 +123,11 @@ impl Driver {
         }
     }
 
+    /// The process of the driver.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
@@ -128,7 +135,9 @@ impl Driver {
 
     /// A client with these endpoints.
     pub(crate) fn client(&mut self, endpoints: &[String], owner: &str) {
-        self.does(json!({"op": "client.new", "client": "c", "endpoints": endpoints, "owner": owner}));
+        let mut command = json!({"op": "client.new", "client": "c", "endpoints": endpoints, "owner": owner});
+        command.as_object_mut().unwrap().extend(self.credentials.clone());
+        self.does(command);
     }
 
     /// A session with this many seconds to live.

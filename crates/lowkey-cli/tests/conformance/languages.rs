@@ -60,14 +60,14 @@ fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// The driver is an example of the SDK, which cargo builds beside the tests.
+/// The driver is an example of the SDK, which cargo builds beside the tests. As a part of the whole workspace: alone,
+/// the SDK would choose other features of what it depends on, and compile that anew.
 fn rust(root: &Path) -> Result<Vec<String>, String> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     run(Command::new(cargo).current_dir(root).args([
         "build",
         "-q",
-        "-p",
-        "lowkey-client",
+        "--workspace",
         "--example",
         "conformance_driver",
     ]))?;

@@ -19,6 +19,29 @@ struct Weather {
     streams: Mutex<Vec<TcpStream>>,
 }
 
+/// What a client has said on one connection.
+#[derive(Default)]
+struct Talk {
+    /// It began with a TLS handshake. The answer to that is never swallowed: without it nothing would be asked at all.
+    is_encrypted: AtomicBool,
+    /// How many times it has said something.
+    turns: AtomicU64,
+}
+
+impl Talk {
+    fn note(&self, bytes: &[u8]) {
+        /// The type of a record that belongs to a handshake.
+        const HANDSHAKE: u8 = 22;
+        if self.turns.fetch_add(1, Ordering::SeqCst) == 0 && bytes.first() == Some(&HANDSHAKE) {
+            self.is_encrypted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn is_greeting(&self) -> bool {
+        self.is_encrypted.load(Ordering::SeqCst) && self.turns.load(Ordering::SeqCst) < 2
+    }
+}
+
 /// The proxy lives until the process ends.
 pub(crate) struct Proxy {
     weather: Arc<Weather>,
@@ -88,13 +111,14 @@ fn relay(near: TcpStream, weather: &Arc<Weather>) {
     let _ = (near.set_nodelay(true), far.set_nodelay(true));
     kept(&far);
     let (near_back, far_back) = (near.try_clone().unwrap(), far.try_clone().unwrap());
-    let back = Arc::clone(weather);
-    std::thread::spawn(move || answers(far_back, near_back, &back));
-    requests(near, far, weather);
+    let talk = Arc::new(Talk::default());
+    let (back, heard) = (Arc::clone(weather), Arc::clone(&talk));
+    std::thread::spawn(move || answers(far_back, near_back, &back, &heard));
+    requests(near, far, weather, &talk);
 }
 
 /// Passes on what a client sends, late if told so. Even what was sent before an end arrives.
-fn requests(mut near: TcpStream, far: TcpStream, weather: &Weather) {
+fn requests(mut near: TcpStream, far: TcpStream, weather: &Weather, talk: &Talk) {
     let (sender, receiver) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
     let writing = std::thread::spawn(move || {
         let mut far = far;
@@ -108,6 +132,7 @@ fn requests(mut near: TcpStream, far: TcpStream, weather: &Weather) {
     });
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(count @ 1..) = near.read(&mut buffer) {
+        talk.note(&buffer[..count]);
         let late = Duration::from_millis(weather.late_ms.load(Ordering::SeqCst));
         if sender.send((Instant::now() + late, buffer[..count].to_vec())).is_err() {
             break;
@@ -117,10 +142,11 @@ fn requests(mut near: TcpStream, far: TcpStream, weather: &Weather) {
     let _ = writing.join();
 }
 
-fn answers(mut far: TcpStream, mut near: TcpStream, weather: &Weather) {
+fn answers(mut far: TcpStream, mut near: TcpStream, weather: &Weather, talk: &Talk) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(count @ 1..) = far.read(&mut buffer) {
-        if !weather.mute.load(Ordering::SeqCst) && near.write_all(&buffer[..count]).is_err() {
+        let is_swallowed = weather.mute.load(Ordering::SeqCst) && !talk.is_greeting();
+        if !is_swallowed && near.write_all(&buffer[..count]).is_err() {
             break;
         }
     }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::driver::{Driver, number};
 use crate::harness::{Cluster, Node, PATIENCE, eventually};
 use crate::languages::{Language, Transport};
+use crate::papers::Papers;
 use crate::proxy::Proxy;
 
 /// A story, and its title in the table.
@@ -37,11 +38,29 @@ pub(crate) const STORIES: &[Story] = &[
 pub(crate) struct Stage<'a> {
     pub(crate) language: &'a Language,
     pub(crate) start: &'a [String],
+    /// Everything is encrypted, and each side shows a certificate.
+    pub(crate) papers: Option<&'a Papers>,
 }
 
 impl Stage<'_> {
-    fn driver(&self) -> Driver {
-        Driver::start(self.start)
+    pub(crate) fn driver(&self) -> Driver {
+        Driver::start(self.start, self.papers.map(Papers::of_client).unwrap_or_default())
+    }
+
+    /// Nodes of one cluster.
+    pub(crate) fn cluster(&self, size: usize) -> Cluster {
+        Cluster::start_equipped(size, |_, node| self.equip(node))
+    }
+
+    fn equip(&self, node: &mut Node) {
+        if let Some(papers) = self.papers {
+            papers.equip(node);
+        }
+    }
+
+    fn url(&self, port: u16) -> String {
+        let scheme = if self.papers.is_some() { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{port}")
     }
 
     /// The port of a node that the SDK uses.
@@ -52,8 +71,8 @@ impl Stage<'_> {
         }
     }
 
-    fn endpoints(&self, cluster: &Cluster) -> Vec<String> {
-        cluster.nodes.iter().map(|node| url(self.port(node))).collect()
+    pub(crate) fn endpoints(&self, cluster: &Cluster) -> Vec<String> {
+        cluster.nodes.iter().map(|node| self.url(self.port(node))).collect()
     }
 
     /// A node behind a proxy. It says of itself that it is there: SDKs follow the leader to where it says.
@@ -65,14 +84,15 @@ impl Stage<'_> {
                 Transport::Grpc => "--advertise-grpc-addr",
                 Transport::Http => "--advertise-http-addr",
             };
-            node.set_flags(&["--bootstrap", flag, &format!("127.0.0.1:{}", made.port)]);
+            node.flags.extend([flag.to_owned(), format!("127.0.0.1:{}", made.port)]);
+            self.equip(node);
             proxy = Some(made);
         });
         (cluster, proxy.unwrap())
     }
 
     /// A driver with a client and a session.
-    fn at_work(&self, endpoints: &[String], owner: &str, ttl_seconds: u64) -> Driver {
+    pub(crate) fn at_work(&self, endpoints: &[String], owner: &str, ttl_seconds: u64) -> Driver {
         let mut driver = self.driver();
         driver.client(endpoints, owner);
         driver.session(ttl_seconds);
@@ -80,11 +100,7 @@ impl Stage<'_> {
     }
 }
 
-fn url(port: u16) -> String {
-    format!("http://127.0.0.1:{port}")
-}
-
-fn boot_ns() -> u64 {
+pub(crate) fn boot_ns() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
@@ -100,7 +116,7 @@ fn is_free(node: &Node, name: &str) -> bool {
 }
 
 fn taken_kept_given_back(stage: &Stage<'_>) {
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let endpoints = stage.endpoints(&cluster);
     let mut first = stage.at_work(&endpoints, "first", 2);
     let mut second = stage.at_work(&endpoints, "second", 2);
@@ -122,7 +138,7 @@ fn taken_kept_given_back(stage: &Stage<'_>) {
 }
 
 fn three_refusals(stage: &Stage<'_>) {
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let endpoints = stage.endpoints(&cluster);
     let mut first = stage.at_work(&endpoints, "first", 10);
     let mut second = stage.at_work(&endpoints, "second", 10);
@@ -140,7 +156,7 @@ fn three_refusals(stage: &Stage<'_>) {
 fn lost_reply(stage: &Stage<'_>) {
     let (cluster, proxy) = stage.proxied();
     let node = &cluster.nodes[0];
-    let mut driver = stage.at_work(&[url(proxy.port)], "first", 20);
+    let mut driver = stage.at_work(&[stage.url(proxy.port)], "first", 20);
     proxy.mute(true);
     let asked = driver.send(Driver::acquire("a", Some(10_000)));
     let granted = eventually("it is granted", || tokens(node, "a").first().copied());
@@ -158,7 +174,7 @@ fn late_copy(stage: &Stage<'_>) {
     let (cluster, proxy) = stage.proxied();
     let node = &cluster.nodes[0];
     // The second way is a good one: by it the SDK can say that it gave up.
-    let endpoints = [url(proxy.port), url(stage.port(node))];
+    let endpoints = [stage.url(proxy.port), stage.url(stage.port(node))];
     let mut driver = stage.at_work(&endpoints, "first", 4);
     proxy.delay(Duration::from_millis(1_500));
     let asked = driver.send(Driver::acquire("a", Some(8_000)));
@@ -177,7 +193,7 @@ fn late_copy(stage: &Stage<'_>) {
 
 fn cancelled_half_way(stage: &Stage<'_>) {
     const COUNT: usize = 200;
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let node = &cluster.nodes[0];
     let mut driver = stage.at_work(&stage.endpoints(&cluster), "first", 10);
     let name = |number: usize| format!("cancelled/{number}");
@@ -203,7 +219,7 @@ fn cancelled_half_way(stage: &Stage<'_>) {
 }
 
 fn leader_killed(stage: &Stage<'_>) {
-    let mut cluster = Cluster::start(3);
+    let mut cluster = stage.cluster(3);
     let mut driver = stage.at_work(&stage.endpoints(&cluster), "first", 10);
     let granted = driver.does(Driver::acquire("a", Some(0)));
     let leader = cluster.wait_whole();
@@ -223,10 +239,10 @@ fn leader_killed(stage: &Stage<'_>) {
 }
 
 fn node_hangs(stage: &Stage<'_>) {
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let proxy = Proxy::start(stage.port(&cluster.nodes[0]));
     proxy.hang(true);
-    let endpoints = [url(proxy.port), url(stage.port(&cluster.nodes[0]))];
+    let endpoints = [stage.url(proxy.port), stage.url(stage.port(&cluster.nodes[0]))];
     let mut driver = stage.at_work(&endpoints, "first", 10);
     driver.does(Driver::acquire("a", Some(0)));
     assert!(driver.is_held("a"));
@@ -234,8 +250,8 @@ fn node_hangs(stage: &Stage<'_>) {
 
 fn foreign_cluster(stage: &Stage<'_>) {
     let (_own, proxy) = stage.proxied();
-    let foreign = Cluster::start(1);
-    let mut driver = stage.at_work(&[url(proxy.port)], "first", 30);
+    let foreign = stage.cluster(1);
+    let mut driver = stage.at_work(&[stage.url(proxy.port)], "first", 30);
     driver.does(Driver::acquire("a", Some(0)));
     proxy.turn_to(stage.port(&foreign.nodes[0]));
     proxy.reset();
@@ -247,7 +263,7 @@ fn foreign_cluster(stage: &Stage<'_>) {
 
 /// R6: a process that was stopped past its time believes nothing when it wakes.
 fn stopped_and_continued(stage: &Stage<'_>) {
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let endpoints = stage.endpoints(&cluster);
     let mut first = stage.at_work(&endpoints, "first", 2);
     let mut second = stage.at_work(&endpoints, "second", 10);
@@ -268,7 +284,7 @@ fn stopped_and_continued(stage: &Stage<'_>) {
 }
 
 fn released_by_force(stage: &Stage<'_>) {
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let node = &cluster.nodes[0];
     let mut driver = stage.at_work(&stage.endpoints(&cluster), "first", 3);
     let granted = driver.does(Driver::acquire("a", Some(0)));
@@ -283,7 +299,7 @@ fn released_by_force(stage: &Stage<'_>) {
 
 /// Without any answer from the network, the loss is told when its time has come.
 fn service_gone(stage: &Stage<'_>) {
-    let mut cluster = Cluster::start(1);
+    let mut cluster = stage.cluster(1);
     let mut driver = stage.at_work(&stage.endpoints(&cluster), "first", 2);
     driver.does(Driver::acquire("a", Some(0)));
     driver.does(json!({"op": "lock.probe", "lock": "a"}));
@@ -301,7 +317,7 @@ fn service_gone(stage: &Stage<'_>) {
 
 fn watched(stage: &Stage<'_>) {
     const COUNT: usize = 20;
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let endpoints = stage.endpoints(&cluster);
     let mut driver = stage.at_work(&endpoints, "first", 10);
     driver.does(json!({"op": "watch.new", "client": "c", "watch": "w", "prefix": "seen/"}));
@@ -330,7 +346,7 @@ fn watched(stage: &Stage<'_>) {
 }
 
 fn elected(stage: &Stage<'_>) {
-    let cluster = Cluster::start(1);
+    let cluster = stage.cluster(1);
     let endpoints = stage.endpoints(&cluster);
     let campaign = |value: &str| {
         let mut driver = stage.driver();

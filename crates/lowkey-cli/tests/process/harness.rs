@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, CreateLeaseRequest, GetLockRequest, LockHolder,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::Value;
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
@@ -67,11 +70,14 @@ pub(crate) struct Node {
     pub(crate) ports: Ports,
     pub(crate) data_dir: PathBuf,
     pub(crate) log: PathBuf,
-    flags: Vec<String>,
+    /// Those beside the usual ones.
+    pub(crate) flags: Vec<String>,
     /// The program; that of this version, unless the test is about another.
     binary: PathBuf,
     /// The command that starts the node's own: nothing, or one that gives it a world of its own.
     wrapper: Vec<String>,
+    /// How to talk to its ports, if its flags encrypt them.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     child: Option<Child>,
 }
 
@@ -86,6 +92,7 @@ impl Node {
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             binary: PathBuf::from(env!("CARGO_BIN_EXE_lowkey")),
             wrapper: Vec::new(),
+            tls: None,
             child: None,
         }
     }
@@ -207,7 +214,14 @@ impl Node {
 
     /// One HTTP request; nothing if nobody answers.
     pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
-        http(self.ports.http, method, path, body)
+        let stream = dial(self.ports.http)?;
+        let Some(tls) = &self.tls else {
+            return exchange(stream, method, path, FORM, body.as_bytes()).map(Answer::short);
+        };
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let connection = ClientConnection::new(Arc::clone(tls), name).unwrap();
+        let stream = StreamOwned::new(connection, stream);
+        exchange(stream, method, path, FORM, body.as_bytes()).map(Answer::short)
     }
 
     /// One HTTP request that must be answered with 200.
@@ -267,8 +281,16 @@ impl Drop for Node {
 
 /// One HTTP request on a connection of its own; nothing if there is no whole answer.
 pub(crate) fn http(port: u16, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
-    let form = "content-type: application/x-www-form-urlencoded\r\n";
-    http_with(port, method, path, form, body.as_bytes()).map(|answer| (answer.status, answer.body))
+    http_with(port, method, path, FORM, body.as_bytes()).map(Answer::short)
+}
+
+/// What the harness says of the bodies that it sends.
+const FORM: &str = "content-type: application/x-www-form-urlencoded\r\n";
+
+fn dial(port: u16) -> Option<TcpStream> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    Some(stream)
 }
 
 /// An answer to an HTTP request.
@@ -281,6 +303,10 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    fn short(self) -> (u16, String) {
+        (self.status, self.body)
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -288,13 +314,21 @@ impl Answer {
 
 /// Like [`http`], with whole lines of headers and with any bytes as the body.
 pub(crate) fn http_with(port: u16, method: &str, path: &str, headers: &str, body: &[u8]) -> Option<Answer> {
+    exchange(dial(port)?, method, path, headers, body)
+}
+
+fn exchange(
+    mut stream: impl Read + Write,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &[u8],
+) -> Option<Answer> {
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
          {headers}content-length: {length}\r\n\r\n"
     );
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(head.as_bytes()).ok()?;
     stream.write_all(body).ok()?;
     let mut answer = Vec::new();

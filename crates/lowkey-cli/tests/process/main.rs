@@ -8,6 +8,7 @@
 //! alone. Tests in another crate would find no binary, or an old one.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod access;
 mod backups;
 mod cli;
 mod clients;

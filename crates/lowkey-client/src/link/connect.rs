@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use super::unary;
 use crate::error::{Error, ErrorKind};
-use crate::wire::{Dialer, Wire};
+use crate::wire::{Dialer, UNIX, Wire};
 
 /// How long one node may take to answer before the next is tried.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_millis(1000);
@@ -198,6 +198,10 @@ pub(super) struct Surroundings {
 
 /// The endpoints of the members. Members that are only expected have no address yet.
 fn member_endpoints(endpoint: &str, status: &GetStatusResponse) -> Vec<String> {
+    // A socket is this machine's: the other nodes have theirs elsewhere.
+    if endpoint.starts_with(UNIX) {
+        return Vec::new();
+    }
     let members = status.members.iter().filter(|member| !member.grpc_address.is_empty());
     members.map(|member| url_like(endpoint, &member.grpc_address)).collect()
 }
@@ -248,7 +252,7 @@ async fn connect_to(
 
 /// Where the leader is, if that is another node.
 fn leader_endpoint(endpoint: &str, status: &GetStatusResponse) -> Option<String> {
-    if status.is_leader || status.leader_address.is_empty() {
+    if status.is_leader || status.leader_address.is_empty() || endpoint.starts_with(UNIX) {
         return None;
     }
     Some(url_like(endpoint, &status.leader_address))

@@ -16,6 +16,9 @@
 //!   one of the new cluster, and is answered as compacted.
 //! - **Leases, locks, waits and remembered requests** are dropped. Their owners cannot talk to the new cluster: clients
 //!   stay with the cluster id that they began with.
+//! - **Who may do what** is carried over: a cluster that was closed must not come back open.
+//! - **Who may do what** is kept; bearer tokens are, too, after a recovery. After a restore they are not, unless somebody
+//!   wants that: a backup may be older than the revocation of a token.
 //! - **Members** are dropped but for the survivor, which comes in as a new one: no number is given twice.
 //! - **Quarantine**: clients of before may still believe that they hold something. Until they cannot any more, nothing
 //!   is granted. For how long that is, only the leader knows (R5): it ends with [`crate::Command::EndQuarantine`].
@@ -41,6 +44,8 @@ pub struct NewBeginning {
     pub node: NodeInfo,
     /// Where its counters begin.
     pub numbers: FirstNumbers,
+    /// Bearer tokens of principals stay good. Not after a restore: a backup may be older than the revocation of a token.
+    pub keep_tokens: bool,
     /// Grant nothing until a leader has waited for the longest time to live.
     pub quarantine: bool,
 }
@@ -92,13 +97,21 @@ pub struct CountersSpent;
 impl State {
     /// The first state of a new cluster that takes the place of this one, and the number of its only node.
     pub fn begin_anew(&self, beginning: NewBeginning) -> Result<(Self, MemberId), CountersSpent> {
-        let NewBeginning { cluster, node, numbers, quarantine } = beginning;
+        let NewBeginning { cluster, node, numbers, quarantine, keep_tokens } = beginning;
         let mut state = Self::new(cluster);
         state.revision = numbers.behind(self.revision)?;
         state.last_token = Token(numbers.behind(self.last_token.0)?);
         state.last_lease = LeaseId(numbers.behind(self.last_lease.0)?);
         state.last_member = MemberId(self.last_member.0.checked_add(1).ok_or(CountersSpent)?);
         state.put_member(state.last_member, node);
+        for (name, principal) in self.access.principals() {
+            let mut principal = principal.clone();
+            if !keep_tokens {
+                principal.tokens.clear();
+            }
+            state.put_principal(name, Some(principal));
+        }
+        state.require_access(self.access.is_required());
         state.quarantine = quarantine;
         state.epoch = numbers.epoch();
         let member = state.last_member;
@@ -125,6 +138,7 @@ mod tests {
                 key_hash: None,
             },
             numbers: FirstNumbers::Unclaimed { unix_minutes, spread: 0 },
+            keep_tokens: true,
             quarantine: true,
         }
     }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::waiting::LAST;
-use super::{Lease, State};
+use super::{Lease, State, Wait};
 use crate::claim::{Claim, Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, NodeInfo, Refusal, Reply, Requester};
 use crate::holders::Grant;
 use crate::limits::{LOCKS_PER_LEASE_MAX, WAITERS_PER_LOCK_MAX};
 use crate::mutants;
-use crate::name::{LeaseId, LockName, MemberId, NodeName, OwnerId, RequestId, Ticket, Token};
+use crate::name::{LeaseId, LockName, MaxHold, MemberId, NodeName, OwnerId, RequestId, Ticket, Token};
 use crate::recent::{Key, Recent, Remembered};
 
 /// What a release means.
@@ -18,6 +18,27 @@ pub(super) enum Released {
     Grant(LeaseId),
     /// A wait.
     Wait(Ticket),
+}
+
+/// How a lease has a name, or is to have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claimed {
+    mode: Mode,
+    scope: Scope,
+    max_hold: Option<MaxHold>,
+}
+
+impl Claimed {
+    /// True if the same grant may answer another request. One with a limit may not: a client counts the limit from its
+    /// own request, and that of the second came later than the grant.
+    pub(crate) fn may_be_asked_for_again(self, wanted: Self) -> bool {
+        self == wanted && (self.max_hold.is_none() || mutants::A_LIMITED_GRANT_IS_GIVEN_AGAIN.is_active())
+    }
+
+    /// How a wait is to have it.
+    pub(crate) fn by(wait: &Wait) -> Self {
+        Self { mode: wait.mode, scope: wait.scope, max_hold: wait.max_hold }
+    }
 }
 
 impl State {
@@ -43,7 +64,10 @@ impl State {
                 check_token(lock, self.grant_of(lock, *lease)?, *token)?;
                 Ok(None)
             }
-            Command::Expire { .. } | Command::CancelWait { .. } | Command::EndQuarantine => Ok(None),
+            Command::Expire { .. }
+            | Command::EndHolds { .. }
+            | Command::CancelWait { .. }
+            | Command::EndQuarantine => Ok(None),
             Command::AddMember { node, invitation } => {
                 let place = self.place_of(node);
                 self.check_node_name(node, place)?;
@@ -62,6 +86,7 @@ impl State {
                 self.check_key(node, Some(*member))?;
                 Ok(None)
             }
+            Command::Access(change) => self.access.outcome(change).map(|_| None),
             // Asked again, it is the same invitation.
             Command::Invite { invitation, .. } => Ok(self
                 .invitation(*invitation)
@@ -116,7 +141,7 @@ impl State {
     }
 
     fn check_acquire(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
-        let Command::Acquire { lock, owner, with, mode, scope, wait, request, .. } = command else {
+        let Command::Acquire { lock, owner, with, mode, scope, wait, max_hold, request, .. } = command else {
             unreachable!("only an acquire is checked as one")
         };
         // First: in quarantine nothing is granted or enqueued, so no request here can be a repetition.
@@ -144,8 +169,17 @@ impl State {
             },
         };
         if let Some((lease_id, lease)) = lease_id {
-            if let Some((mode, scope)) = self.claimed(lease_id, lock).filter(|own| *own != (*mode, *scope)) {
-                return Err(Refusal::AlreadyHeld { lock: lock.clone(), lease: lease_id, mode, scope });
+            let wanted = Claimed { mode: *mode, scope: *scope, max_hold: *max_hold };
+            if let Some(own) = self.claimed(lease_id, lock).filter(|own| !own.may_be_asked_for_again(wanted))
+            {
+                let Claimed { mode, scope, max_hold } = own;
+                return Err(Refusal::AlreadyHeld {
+                    lock: lock.clone(),
+                    lease: lease_id,
+                    mode,
+                    scope,
+                    max_hold,
+                });
             }
             // The same lease asks again: the same grant. It is carried out all the same, because the
             // request must be remembered: a late copy of it may arrive when the lock is free.
@@ -277,14 +311,15 @@ impl State {
     }
 
     /// How a lease has this name, or is to have it. Invariant: in one way only.
-    pub(crate) fn claimed(&self, lease_id: LeaseId, lock: &LockName) -> Option<(Mode, Scope)> {
+    pub(crate) fn claimed(&self, lease_id: LeaseId, lock: &LockName) -> Option<Claimed> {
         let lease = self.leases.get(&lease_id)?;
         if lease.held.contains(lock) {
             let grant = self.locks[lock].holders.get(lease_id).expect("a lease holds what it lists");
-            return Some((grant.mode, grant.scope));
+            let Grant { mode, scope, max_hold, .. } = *grant;
+            return Some(Claimed { mode, scope, max_hold });
         }
         let ticket = lease.waits_for(lock).next()?;
-        self.waits.get(&ticket).map(|wait| (wait.mode, wait.scope))
+        self.waits.get(&ticket).map(Claimed::by)
     }
 
     fn wait_of(&self, acquire: &RequestId, requester: &Requester) -> Option<Ticket> {

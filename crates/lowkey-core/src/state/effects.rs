@@ -5,13 +5,20 @@ use super::waiting::Freed;
 use super::{Lease, State, Wait};
 use crate::claim::Claim;
 use crate::command::{
-    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, InTheWay, NodeInfo, Reply, Requester,
-    WaitEnd,
+    AcquireWith, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, InTheWay, NodeInfo, Reply,
+    Requester, WaitEnd,
 };
 use crate::holders::Grant;
 use crate::mutants;
-use crate::name::{LeaseId, LockName, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
+use crate::name::{LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket, Token, Ttl, Value};
 use crate::recent::Remembered;
+
+/// What a grant has of its request, beside the claim.
+pub(super) struct Shown {
+    pub(super) value: Value,
+    pub(super) since_unix_ms: u64,
+    pub(super) max_hold: Option<MaxHold>,
+}
 
 impl State {
     /// Carries out what passed the check and is not a repetition.
@@ -53,6 +60,13 @@ impl State {
                 }
                 self.expire(leases, *since_unix_ms, events)
             }
+            Command::EndHolds { holds, decided_term, since_unix_ms } => {
+                // R4, as above: a later leader gave each of them its whole time anew (R3).
+                if *decided_term != term && !mutants::A_HOLD_IS_ENDED_BY_AN_OLD_TERM.is_active() {
+                    return Reply::HoldsEnded { count: 0 };
+                }
+                self.end_holds(holds, *since_unix_ms, events)
+            }
             Command::AddMember { node, invitation } => {
                 if let Some(invitation) = invitation.filter(|_| !self.is_registered(node)) {
                     self.use_invitation(invitation, node);
@@ -72,6 +86,10 @@ impl State {
                 self.quarantine = false;
                 Reply::QuarantineEnded
             }
+            Command::Access(change) => {
+                self.change_access(change);
+                Reply::AccessChanged
+            }
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 let expires_unix_ms = since_unix_ms.saturating_add(lifetime_seconds.saturating_mul(1000));
                 self.invite(*invitation, expires_unix_ms, *since_unix_ms);
@@ -81,10 +99,22 @@ impl State {
     }
 
     fn acquire(&mut self, command: &Command, events: &mut Vec<Event>) -> Reply {
-        let Command::Acquire { lock, owner, with, mode, scope, value, since_unix_ms, request, .. } = command
+        let Command::Acquire {
+            lock,
+            owner,
+            with,
+            mode,
+            scope,
+            value,
+            wait: _,
+            max_hold,
+            since_unix_ms,
+            request,
+        } = command
         else {
             unreachable!("only an acquire is carried out as one")
         };
+        let max_hold = *max_hold;
         let fingerprint = command.fingerprint();
         let known_lease = with.lease();
         let claim = Claim { lock: lock.clone(), lease: known_lease, mode: *mode, scope: *scope };
@@ -119,12 +149,14 @@ impl State {
                 request: request.clone(),
                 fingerprint,
                 makes_lease,
+                max_hold,
             };
             self.enqueue(ticket, wait, events);
             return Reply::Waiting { ticket };
         }
         let claim = Claim { lease: Some(lease), ..claim };
-        let reply = self.grant(&claim, value, *since_unix_ms, request, events);
+        let shown = Shown { value: value.clone(), since_unix_ms: *since_unix_ms, max_hold };
+        let reply = self.grant(&claim, shown, request, events);
         match makes_lease {
             false => self.remember(lease, request, fingerprint, &reply),
             true => self.remember_lease_request(owner, request, fingerprint, &reply),
@@ -154,8 +186,7 @@ impl State {
     pub(super) fn grant(
         &mut self,
         claim: &Claim,
-        value: &Value,
-        since_unix_ms: u64,
+        Shown { value, since_unix_ms, max_hold }: Shown,
         request: &RequestId,
         events: &mut Vec<Event>,
     ) -> Reply {
@@ -169,13 +200,18 @@ impl State {
             token,
             mode: claim.mode,
             scope: claim.scope,
-            value: value.clone(),
+            value,
             revision: self.revision,
             since_unix_ms,
             request: request.clone(),
+            max_hold,
         };
         let reply = self.granted(&grant);
         events.push(Event::Changed(change_of_grant(ChangeKind::Acquired, &claim.lock, owner, &grant)));
+        if let Some(max_hold) = max_hold {
+            let hold = HoldRef { lock: claim.lock.clone(), lease: lease_id, token };
+            events.push(Event::HoldStarted { hold, max_hold });
+        }
         self.paths.hold(&claim.lock, lease_id, claim.mode, claim.scope);
         self.put_grant(&claim.lock, grant);
         reply
@@ -285,6 +321,25 @@ impl State {
         Reply::Expired { count }
     }
 
+    /// Ends these grants, and nothing else: their leases live on.
+    fn end_holds(&mut self, holds: &[HoldRef], since_unix_ms: u64, events: &mut Vec<Event>) -> Reply {
+        let mut freed = Freed::default();
+        let mut count = 0;
+        for HoldRef { lock, lease, token } in holds {
+            // It may have been given back between decision and entry, and the lock be granted anew.
+            let held = self.locks.get(lock).and_then(|held| held.holders.get(*lease));
+            let is_meant = |grant: &&Grant| {
+                grant.token == *token || mutants::THE_END_OF_A_HOLD_TAKES_A_LATER_GRANT.is_active()
+            };
+            let Some(token) = held.filter(is_meant).map(|grant| grant.token) else { continue };
+            self.free(lock, *lease, Cause::HeldTooLong, &mut freed, events);
+            self.leases.get_mut(lease).expect("a holder's lease exists").held.remove(lock, token);
+            count += 1;
+        }
+        self.hand_over(freed, since_unix_ms, events);
+        Reply::HoldsEnded { count }
+    }
+
     fn create_lease(&mut self, owner: &OwnerId, ttl: Ttl) -> LeaseId {
         self.last_lease = LeaseId(self.last_lease.0 + 1);
         self.put_lease(self.last_lease, Lease::new(owner.clone(), ttl));
@@ -335,6 +390,9 @@ impl State {
         let owner = self.leases[&lease].owner.clone();
         let change = change_of_grant(ChangeKind::Freed(cause), name, owner, &grant);
         events.push(Event::Changed(Change { value: Value::default(), ..change }));
+        if grant.max_hold.is_some() {
+            events.push(Event::HoldEnded { token: grant.token });
+        }
         grant.token
     }
 

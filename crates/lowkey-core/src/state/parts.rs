@@ -48,12 +48,16 @@ impl State {
 
     pub(crate) fn put_grant(&mut self, name: &LockName, grant: Grant) {
         self.digest.add(DigestPart::Grant(name, &grant));
+        if grant.max_hold.is_some() {
+            self.limited.insert(grant.token, (name.clone(), grant.lease));
+        }
         self.locks.entry(name.clone()).or_default().holders.insert(grant);
     }
 
     pub(super) fn take_grant(&mut self, name: &LockName, lease: LeaseId) -> Option<Grant> {
         let grant = self.locks.get_mut(name)?.holders.remove(lease)?;
         self.digest.take(DigestPart::Grant(name, &grant));
+        self.limited.remove(&grant.token);
         Some(grant)
     }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::{Lease, LockState, State, Wait};
 use crate::claim::{Mode, Scope};
-use crate::command::{Holder, NodeInfo, Waiter};
+use crate::command::{HoldRef, Holder, NodeInfo, Waiter};
 use crate::epoch::Epoch;
 use crate::holders::Grant;
 use crate::name::{
-    ClusterId, Holds, LeaseId, LockName, MemberId, NamePrefix, OwnerId, RequestId, Ticket, Token, Ttl,
+    ClusterId, Holds, LeaseId, LockName, MaxHold, MemberId, NamePrefix, OwnerId, RequestId, Ticket, Token,
+    Ttl,
 };
 
 /// A lock as it is told to others.
@@ -227,6 +228,14 @@ impl State {
         self.locks.iter().flat_map(|(name, lock)| lock.holders.iter().map(move |grant| (name, grant)))
     }
 
+    /// The grants with this token and higher ones that are held for a limited time, by token.
+    pub fn limited_from(&self, first: Token) -> impl Iterator<Item = (HoldRef, MaxHold)> {
+        self.limited.range(first..).filter_map(|(token, (lock, lease))| {
+            let max_hold = self.locks.get(lock)?.holders.get(*lease)?.max_hold?;
+            Some((HoldRef { lock: lock.clone(), lease: *lease, token: *token }, max_hold))
+        })
+    }
+
     /// Every registered node, by id.
     pub fn members(&self) -> impl ExactSizeIterator<Item = (MemberId, &Arc<NodeInfo>)> {
         self.members.iter().map(|(id, node)| (*id, node))
@@ -283,6 +292,7 @@ impl State {
             scope: grant.scope,
             value: grant.value.clone(),
             since_unix_ms: grant.since_unix_ms,
+            max_hold: grant.max_hold,
         }
     }
 

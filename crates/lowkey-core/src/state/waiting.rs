@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use super::effects::Shown;
 use super::{Lease, LockState, State, Wait};
 use crate::claim::{Claim, Mode, Scope};
 use crate::command::{Change, ChangeKind, Command, Event, InTheWay, Reply, WaitEnd};
@@ -272,7 +273,10 @@ impl State {
         // Two requests of one lease may have waited for the same name: they share the grant.
         let reply = match self.ask_again(&wait.lock, wait.lease, &wait.value, events) {
             Some(reply) => reply,
-            None => self.grant(&wait.claim(), &wait.value, since_unix_ms, &wait.request, events),
+            None => {
+                let shown = Shown { value: wait.value.clone(), since_unix_ms, max_hold: wait.max_hold };
+                self.grant(&wait.claim(), shown, &wait.request, events)
+            }
         };
         match wait.makes_lease {
             false => self.remember(wait.lease, &wait.request, wait.fingerprint, &reply),

@@ -4,9 +4,9 @@
 //! ago"); [`log_of`] makes the entries of a log of it.
 
 use lowkey_core::{
-    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, InvitationHash, KeyHash, LeaseId, LockName,
-    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, State, Ticket,
-    Token, Ttl, Value,
+    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, HoldRef, InvitationHash, KeyHash, LeaseId,
+    LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester,
+    Scope, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -111,6 +111,11 @@ enum Action {
         term_off: i8,
         since: u64,
     },
+    EndHolds {
+        holds: Vec<(u8, Named)>,
+        term_off: i8,
+        since: u64,
+    },
     RemoveMember {
         name: u8,
         member: Option<u64>,
@@ -157,6 +162,8 @@ struct How {
     scope: Scope,
     value: u8,
     wait: bool,
+    /// 0 for no limit.
+    max_hold: u8,
 }
 
 /// A lease: one that exists, or any, counted back from the one that comes next.
@@ -251,7 +258,14 @@ fn how() -> impl Strategy<Value = How> {
     let mode = prop_oneof![3 => Just(Mode::Exclusive), 2 => Just(Mode::Shared)];
     let scope = prop_oneof![2 => Just(Scope::Name), 1 => Just(Scope::Subtree)];
     let wait = prop_oneof![4 => Just(true), 1 => Just(false)];
-    (mode, scope, 0..4u8, wait).prop_map(|(mode, scope, value, wait)| How { mode, scope, value, wait })
+    let max_hold = prop_oneof![7 => Just(0), 1 => 1..3u8];
+    (mode, scope, 0..4u8, wait, max_hold).prop_map(|(mode, scope, value, wait, max_hold)| How {
+        mode,
+        scope,
+        value,
+        wait,
+        max_hold,
+    })
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -318,10 +332,16 @@ fn plain_action() -> impl Strategy<Value = Action> {
             .prop_map(|(waits, since)| Action::Cancel { waits, since }),
         2 => (collection::vec(of(), 0..3), prop_oneof![2 => Just(0), 1 => -1..=1i8], since.clone())
             .prop_map(|(leases, term_off, since)| Action::Expire { leases, term_off, since }),
-        9 => (0..3u8, 0..4u8, 0..2u8, option::weighted(0.5, 0..2u8)).prop_map(
+        3 => (
+            collection::vec((0..6u8, named()), 0..3),
+            prop_oneof![4 => Just(0), 1 => -1..=1i8],
+            since.clone()
+        )
+            .prop_map(|(holds, term_off, since)| Action::EndHolds { holds, term_off, since }),
+        12 => (0..3u8, 0..4u8, 0..2u8, option::weighted(0.5, 0..2u8)).prop_map(
             |(name, identity, host, invitation)| Action::AddMember { name, identity, host, invitation }
         ),
-        2 => (0..2u8, 1..3u64, since.clone())
+        3 => (0..2u8, 1..3u64, since.clone())
             .prop_map(|(invitation, seconds, since)| Action::Invite { invitation, seconds, since }),
         2 => (0..3u8, option::weighted(0.3, 1..4u64))
             .prop_map(|(name, member)| Action::RemoveMember { name, member }),
@@ -428,7 +448,8 @@ impl Seen<'_> {
             }
             Action::AskAgain { held, otherwise, value, since, request: id } => {
                 let (lock, grant) = self.held(*held)?;
-                let same = How { mode: grant.mode, scope: grant.scope, value: *value, wait: false };
+                let same =
+                    How { mode: grant.mode, scope: grant.scope, value: *value, wait: false, max_hold: 0 };
                 let owner = self.owner_of(Who::Right, grant.lease);
                 let with = AcquireWith::Lease(grant.lease);
                 let how = otherwise.unwrap_or(same);
@@ -497,6 +518,18 @@ impl Seen<'_> {
                 decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
                 since_unix_ms: *since,
             },
+            Action::EndHolds { holds, term_off, since } => {
+                let hold = |(at, named): &(u8, Named)| {
+                    let (lock, grant) = self.held(*at)?;
+                    let token = self.token(*named, Some(grant));
+                    Some(HoldRef { lock: lock.clone(), lease: grant.lease, token })
+                };
+                Command::EndHolds {
+                    holds: holds.iter().filter_map(hold).collect(),
+                    decided_term: self.term.saturating_add_signed(i64::from(*term_off)),
+                    since_unix_ms: *since,
+                }
+            }
             Action::AddMember { name, identity, host, invitation } => Command::AddMember {
                 node: Box::new(node(*name, *identity, *host)),
                 invitation: invitation.filter(|_| *identity != 0).map(invitation_hash),
@@ -542,11 +575,13 @@ impl Seen<'_> {
                     | Command::SetValue { request, .. } => *request = awaited.clone(),
                     Command::CancelWait { .. }
                     | Command::Expire { .. }
+                    | Command::EndHolds { .. }
                     | Command::AddMember { .. }
                     | Command::UpdateMember { .. }
                     | Command::RemoveMember { .. }
                     | Command::EndQuarantine
-                    | Command::Invite { .. } => {}
+                    | Command::Invite { .. }
+                    | Command::Access(_) => {}
                 }
                 command
             }
@@ -672,8 +707,9 @@ fn acquire(
     since_unix_ms: u64,
     request: RequestId,
 ) -> Command {
-    let How { mode, scope, value: number, wait } = how;
-    Command::Acquire { lock, owner, with, mode, scope, value: value(number), wait, since_unix_ms, request }
+    let How { mode, scope, value: number, wait, max_hold } = how;
+    let (value, max_hold) = (value(number), MaxHold::parse(max_hold.into()).expect("a limit"));
+    Command::Acquire { lock, owner, with, mode, scope, value, wait, max_hold, since_unix_ms, request }
 }
 
 fn owner(number: u8) -> OwnerId {

@@ -8,9 +8,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use lowkey_core::{
-    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, Holder, InTheWay,
-    InvitationHash, LeaseId, LockName, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, Refusal,
-    Reply, RequestId, Requester, Scope, Ticket, Token, Ttl, Value, WaitEnd,
+    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, Holder, InTheWay,
+    InvitationHash, LeaseId, LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId,
+    Refusal, Reply, RequestId, Requester, Scope, Ticket, Token, Ttl, Value, WaitEnd,
 };
 
 #[derive(Default)]
@@ -85,6 +85,7 @@ pub(crate) struct ModelGrant {
     pub(crate) revision: u64,
     pub(crate) since_unix_ms: u64,
     pub(crate) request: RequestId,
+    pub(crate) max_hold: Option<MaxHold>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +95,7 @@ pub(crate) struct ModelWait {
     pub(crate) value: Value,
     pub(crate) request: RequestId,
     pub(crate) owner: OwnerId,
+    pub(crate) max_hold: Option<MaxHold>,
     within: Within,
     command: Command,
 }
@@ -143,12 +145,14 @@ fn since(command: &Command) -> u64 {
         | Command::SetValue { since_unix_ms, .. }
         | Command::CancelWait { since_unix_ms, .. }
         | Command::Expire { since_unix_ms, .. }
+        | Command::EndHolds { since_unix_ms, .. }
         | Command::Invite { since_unix_ms, .. } => *since_unix_ms,
         Command::CreateLease { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
-        | Command::EndQuarantine => 0,
+        | Command::EndQuarantine
+        | Command::Access(_) => 0,
     }
 }
 
@@ -201,6 +205,23 @@ impl Model {
                 }
                 Ok(Reply::Expired { count })
             }
+            Command::EndHolds { holds, decided_term, .. } => {
+                let mut count = 0;
+                for HoldRef { lock, lease, token } in holds {
+                    let is_meant = |grant: &ModelGrant| {
+                        grant.claim.lock == *lock
+                            && grant.claim.lease == Some(*lease)
+                            && grant.token == *token
+                    };
+                    let Some(at) = self.grants.iter().position(is_meant) else { continue };
+                    if *decided_term == term {
+                        let grant = self.grants.remove(at);
+                        self.tell_of_end(Cause::HeldTooLong, &grant);
+                        count += 1;
+                    }
+                }
+                Ok(Reply::HoldsEnded { count })
+            }
             Command::AddMember { node, invitation } => self.add_member(node, *invitation),
             Command::UpdateMember { member, node } => self.update_member(*member, node),
             Command::RemoveMember { name, member } => self.remove_member(name, *member),
@@ -209,6 +230,8 @@ impl Model {
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 self.invite(*invitation, *lifetime_seconds, *since_unix_ms)
             }
+            // Who may do what has a model of its own: see `tests/access.rs`.
+            Command::Access(change) => unreachable!("{change:?} is in no history of this model"),
         };
         self.grant_whose_turn_it_is();
         let mut events = std::mem::take(&mut self.events);
@@ -234,7 +257,7 @@ impl Model {
             if std::mem::take(&mut known.is_waiting) {
                 self.events.push(Event::LeaseStarted { lease, ttl: known.ttl });
             }
-            let reply = self.grant(&wait.claim, &wait.value, &wait.request);
+            let reply = self.grant(&wait.claim, &wait.value, wait.max_hold, &wait.request);
             let (within, request, command) = (wait.within, wait.request, wait.command);
             self.done.push(Done { within, request, command, reply: reply.clone() });
             self.events.push(Event::WaitEnded { ticket: wait.ticket, end: WaitEnd::Granted(reply) });
@@ -292,7 +315,8 @@ impl Model {
     }
 
     fn acquire(&mut self, command: &Command) -> Result<Reply, Refusal> {
-        let Command::Acquire { lock, owner, with, mode, scope, value, wait, request, .. } = command else {
+        let Command::Acquire { lock, owner, with, mode, scope, value, wait, max_hold, request, .. } = command
+        else {
             panic!("not an acquire: {command:?}");
         };
         let (within, lease) = match *with {
@@ -304,12 +328,17 @@ impl Model {
         };
         let claim = ModelClaim { lock: lock.clone(), lease, mode: *mode, scope: *scope };
         self.once(&within, request, command, |model| {
-            let held = model.grants.iter().map(|grant| &grant.claim);
-            let awaited = model.waits.iter().map(|wait| &wait.claim);
-            let mut own = held.chain(awaited).filter(|own| own.lock == *lock && own.lease == lease);
-            if let Some(own) = own.find(|_| lease.is_some()).filter(|own| **own != claim) {
+            let held = model.grants.iter().map(|grant| (&grant.claim, grant.max_hold));
+            let awaited = model.waits.iter().map(|wait| (&wait.claim, wait.max_hold));
+            let mut own = held.chain(awaited).filter(|(own, _)| own.lock == *lock && own.lease == lease);
+            // What has a limit is given once.
+            let is_other = |(own, limit): &(&ModelClaim, Option<MaxHold>)| {
+                **own != claim || limit.is_some() || max_hold.is_some()
+            };
+            if let Some((own, limit)) = own.find(|_| lease.is_some()).filter(is_other) {
                 let (lock, lease) = (lock.clone(), own.lease.expect("a lease's own"));
-                return Err(Refusal::AlreadyHeld { lock, lease, mode: own.mode, scope: own.scope });
+                let (mode, scope) = (own.mode, own.scope);
+                return Err(Refusal::AlreadyHeld { lock, lease, mode, scope, max_hold: limit });
             }
             let is_held = lease.is_some() && model.grants.iter().any(|grant| grant.claim == claim);
             let is_covered = model.grants.iter().any(|grant| grant.claim.is_enough_for(&claim));
@@ -324,7 +353,7 @@ impl Model {
             };
             let claim = ModelClaim { lease: Some(lease), ..claim };
             if is_free {
-                return Ok(model.grant(&claim, value, request));
+                return Ok(model.grant(&claim, value, *max_hold, request));
             }
             let ticket = Ticket(model.revision);
             model.tell_of_wait(ChangeKind::Waiting, &claim);
@@ -334,6 +363,7 @@ impl Model {
                 value: value.clone(),
                 request: request.clone(),
                 owner: owner.clone(),
+                max_hold: *max_hold,
                 within: within.clone(),
                 command: as_retried(command),
             });
@@ -403,14 +433,14 @@ impl Model {
         };
         if let Some(acquire) = given_up {
             self.grants.retain(|other| other.token != grant.token);
-            self.tell_of_grant(ChangeKind::Freed(Cause::Released), &grant);
+            self.tell_of_end(Cause::Released, &grant);
             self.give_up(&within, acquire, command);
             return Ok(Reply::Released);
         }
         self.once(&within, request, command, |model| {
             check_token(&grant, *token)?;
             model.grants.retain(|other| other.token != grant.token);
-            model.tell_of_grant(ChangeKind::Freed(Cause::Released), &grant);
+            model.tell_of_end(Cause::Released, &grant);
             Ok(Reply::Released)
         })
     }
@@ -512,6 +542,7 @@ impl Model {
             scope: grant.claim.scope,
             value: grant.value.clone(),
             since_unix_ms: grant.since_unix_ms,
+            max_hold: grant.max_hold,
         }
     }
 
@@ -526,7 +557,13 @@ impl Model {
     }
 
     /// A new grant, or the one that the lease has.
-    fn grant(&mut self, claim: &ModelClaim, value: &Value, request: &RequestId) -> Reply {
+    fn grant(
+        &mut self,
+        claim: &ModelClaim,
+        value: &Value,
+        max_hold: Option<MaxHold>,
+        request: &RequestId,
+    ) -> Reply {
         let lease = claim.lease.expect("a grant hangs on a lease");
         let ttl = self.leases.iter().find(|known| known.id == lease).expect("the lease was checked").ttl;
         if let Some(held) = self.grants.iter().find(|grant| grant.claim == *claim).cloned() {
@@ -544,9 +581,14 @@ impl Model {
             revision: self.revision,
             since_unix_ms: self.since_unix_ms,
             request: request.clone(),
+            max_hold,
         };
         self.answered.push((grant.token, request.clone()));
         self.tell_of_grant(ChangeKind::Acquired, &grant);
+        if let Some(max_hold) = max_hold {
+            let hold = HoldRef { lock: claim.lock.clone(), lease, token: grant.token };
+            self.events.push(Event::HoldStarted { hold, max_hold });
+        }
         let reply = Reply::Granted { token: grant.token, lease, ttl, revision: grant.revision };
         self.grants.push(grant);
         reply
@@ -580,7 +622,7 @@ impl Model {
         self.grants = kept;
         freed.sort_by(|a, b| a.claim.lock.cmp(&b.claim.lock));
         for grant in &freed {
-            self.tell_of_grant(ChangeKind::Freed(cause), grant);
+            self.tell_of_end(cause, grant);
         }
         let mut waits: Vec<_> = self.waits.iter().filter(|wait| wait.lease() == lease).cloned().collect();
         waits.sort_by(|a, b| (&a.claim.lock, a.ticket).cmp(&(&b.claim.lock, b.ticket)));
@@ -595,8 +637,16 @@ impl Model {
         freed.len() as u64
     }
 
+    fn tell_of_end(&mut self, cause: Cause, grant: &ModelGrant) {
+        self.tell_of_grant(ChangeKind::Freed(cause), grant);
+        if grant.max_hold.is_some() {
+            self.events.push(Event::HoldEnded { token: grant.token });
+        }
+    }
+
     fn tell_of_grant(&mut self, kind: ChangeKind, grant: &ModelGrant) {
-        let Holder { owner, lease, token, mode, scope, value, since_unix_ms } = self.holder(grant);
+        let Holder { owner, lease, token, mode, scope, value, since_unix_ms, max_hold: _ } =
+            self.holder(grant);
         let value = if matches!(kind, ChangeKind::Freed(_)) { Value::default() } else { value };
         let (lock, token) = (grant.claim.lock.clone(), Some(token));
         self.events.push(Event::Changed(Change {

@@ -29,6 +29,10 @@ pub(crate) struct StateWire {
     pub(crate) quarantine: bool,
     #[prost(message, repeated, tag = "20")]
     pub(crate) invitations: Vec<InvitationWire>,
+    #[prost(message, repeated, tag = "24")]
+    pub(crate) principals: Vec<PrincipalWire>,
+    #[prost(bool, tag = "25")]
+    pub(crate) access_required: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -65,6 +69,8 @@ pub(crate) struct LockWire {
     pub(crate) scope: u32,
     #[prost(string, tag = "9")]
     pub(crate) value: String,
+    #[prost(uint32, tag = "24")]
+    pub(crate) max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -87,6 +93,8 @@ pub(crate) struct WaitWire {
     pub(crate) fingerprint: u64,
     #[prost(bool, tag = "9")]
     pub(crate) makes_lease: bool,
+    #[prost(uint32, tag = "24")]
+    pub(crate) max_hold_seconds: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -123,6 +131,34 @@ pub(crate) struct InvitationWire {
     pub(crate) expires_unix_ms: u64,
     #[prost(bytes = "vec", tag = "3")]
     pub(crate) used_by: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PrincipalWire {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, repeated, tag = "2")]
+    pub(crate) names: Vec<String>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) tokens: Vec<TokenWire>,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) grants: Vec<GrantWire>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct TokenWire {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) hash: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct GrantWire {
+    #[prost(string, tag = "1")]
+    pub(crate) path: String,
+    #[prost(uint32, tag = "2")]
+    pub(crate) verbs: u32,
 }
 
 /// A remembered request. Of the last five fields, the replies, one is set.

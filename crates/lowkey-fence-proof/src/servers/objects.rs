@@ -11,7 +11,7 @@ use crate::Failure;
 pub const BUCKET: &str = "lowkey";
 
 /// HTTP clients are built with TLS, also where they do not use it, and want to know by which library.
-pub(crate) fn choose_crypto() {
+pub fn choose_crypto() {
     // It fails where it was chosen before.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

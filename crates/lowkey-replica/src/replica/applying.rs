@@ -108,6 +108,8 @@ impl Replica {
                 (_, None) => {}
                 (Event::LeaseStarted { lease, ttl }, Some(lead)) => lead.lease_started(now, lease, ttl),
                 (Event::LeaseEnded { lease }, Some(lead)) => lead.lease_ended(lease, &mut self.output),
+                (Event::HoldStarted { hold, max_hold }, Some(lead)) => lead.hold_started(now, hold, max_hold),
+                (Event::HoldEnded { token }, Some(lead)) => lead.hold_ended(token),
                 (Event::WaitEnded { ticket, end }, Some(lead)) => {
                     lead.wait_ended(now, ticket, end, &mut self.arrivals, &mut self.output);
                 }

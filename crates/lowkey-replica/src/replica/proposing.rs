@@ -183,6 +183,23 @@ impl Replica {
         }
     }
 
+    /// R4: proposes the end of grants that were held for as long as they may be, in one entry. Where there are very many,
+    /// the rest waits for the next tick.
+    pub(super) fn end_holds_due(&mut self, now: Nanos) {
+        let Some(lead) = self.lead.get_mut() else { return };
+        let holds = lead.take_hold_ends(now);
+        if holds.is_empty() {
+            return;
+        }
+        let (decided_term, since_unix_ms) = (self.node.raft.term, self.unix_ms(now));
+        let command = Command::EndHolds { holds, decided_term, since_unix_ms };
+        if let Err(Command::EndHolds { holds, .. }) = self.propose_end(now, command)
+            && let Some(lead) = self.lead.get_mut()
+        {
+            lead.hold_ends_refused(holds);
+        }
+    }
+
     /// R10: proposes the end of every wait whose time has run out, many in one entry.
     pub(super) fn cancel_due(&mut self, now: Nanos) {
         while let Some(lead) = self.lead.get_mut() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use lowkey_core::{Epoch, MemberId, NodeInfo, State, Token, mutants};
+use lowkey_core::{Access, Epoch, MemberId, NodeInfo, State, Token, mutants};
 use raft::StateRole;
 use raft::eraftpb::ConfState;
 
@@ -43,6 +43,8 @@ pub struct Status {
     pub last_token: Token,
     /// How many vote, in the applied configuration.
     pub voters: usize,
+    /// Who may do what.
+    pub access: Arc<Access>,
     /// The registered nodes, by id.
     pub members: Vec<MemberStatus>,
     /// Members that are registered no longer, and still in the applied configuration.
@@ -142,6 +144,7 @@ pub(super) fn status(replica: &Replica) -> Status {
         expired_leases: replica.applying.expired_leases,
         last_token: state.last_token(),
         voters: conf_state.voters.iter().filter(|voter| counts(conf_state, **voter)).count(),
+        access: Arc::clone(state.access()),
         members: members.collect(),
         leaving: leaving(state, conf_state).collect(),
         last_member: state.last_member(),

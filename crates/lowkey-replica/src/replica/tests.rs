@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lowkey_core::{
-    AcquireWith, COMMAND_VERSION, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MemberId, Mode,
-    NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, Ttl, Value, WaitTime,
+    AcquireWith, COMMAND_VERSION, Caller, ClusterId, Command, GrantRef, GroupId, LeaseId, LockName, MaxHold,
+    MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester, Scope, Ttl, Value,
+    WaitTime,
 };
 
 use crate::lead::UNITS_A_TURN;
@@ -200,7 +201,7 @@ impl World {
     fn ask(&mut self, node: usize, request: Request) {
         let call = CallId(self.calls.len() as u64 + 1);
         self.calls.insert(call, Call { node, ..Call::default() });
-        self.step(node, Input::Request(call, request));
+        self.step(node, Input::Request(call, Caller::Node, request));
     }
 
     /// Mostly the leader.
@@ -279,6 +280,7 @@ impl World {
             scope: if self.dice.once_in(4) { Scope::Subtree } else { Scope::Name },
             value: Value::default(),
             wait: !self.dice.once_in(8),
+            max_hold: MaxHold::parse(if self.dice.once_in(4) { 1 } else { 0 }).expect("a good limit"),
             since_unix_ms: 0,
             request,
         };

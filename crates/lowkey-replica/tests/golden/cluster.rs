@@ -13,7 +13,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, FirstNumbers, GroupId, LeaseId, MemberId, NewBeginning, NodeIdentity,
+    COMMAND_VERSION, Caller, ClusterId, FirstNumbers, GroupId, LeaseId, MemberId, NewBeginning, NodeIdentity,
     NodeInfo, NodeName,
 };
 use lowkey_replica::{
@@ -202,6 +202,7 @@ impl Cluster {
             cluster: CLUSTER,
             node: node_info(new_id),
             numbers: FirstNumbers::Unclaimed { unix_minutes: 0, spread: 0 },
+            keep_tokens: true,
             quarantine,
         };
         let founding = survivor.begin_anew(beginning).map_err(|spent| format!("{spent:?}"))?;
@@ -280,7 +281,7 @@ impl Cluster {
         self.last_call += 1;
         let call = CallId(self.last_call);
         self.calls.insert(call, Call { node: id, words, name, answered: false, gone: false });
-        self.step(id, Input::Request(call, request))
+        self.step(id, Input::Request(call, Caller::Node, request))
     }
 
     /// A caller leaves; the node that it asked is told, and named.

@@ -16,7 +16,8 @@
 //! `times=N` it is asked so many times:
 //! - `create_lease OWNER ttl=SECONDS`, `revoke LEASE OWNER`, `renew LEASE`, `renew_many LEASE LEASE …`
 //! - `add_member NODE [identity=0..255|none]`, `remove_member NODE`, `transfer NODE`
-//! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [wait=MS] [mode=shared] [scope=subtree] [value=TEXT]`
+//! - `acquire LOCK OWNER lease=LEASE|ttl=SECONDS [wait=MS] [mode=shared] [scope=subtree] [value=TEXT]
+//!   [max_hold=SECONDS]`
 //! - `release LOCK [token=TOKEN]` with `lease=LEASE`, or `acquire=ID` and `lease=LEASE|owner=OWNER`
 //! - `set_value LOCK OWNER lease=LEASE [token=TOKEN] value=TEXT`
 //! - `renew LEASE [holds=TOKEN,TOKEN]`, `lease LEASE [after=LOCK] [max=COUNT]`, `leases [owner=OWNER] [after=LEASE] [max=COUNT]`

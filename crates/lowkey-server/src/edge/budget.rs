@@ -148,7 +148,7 @@ impl fmt::Debug for Budget {
 
 /// What counts as one client. For IPv6 it is a whole network, because everyone has one to choose addresses
 /// from.
-pub(super) fn one_client(address: IpAddr) -> IpAddr {
+pub(crate) fn one_client(address: IpAddr) -> IpAddr {
     const HOST_BITS: u32 = 64;
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),

@@ -1,5 +1,6 @@
 //! The gRPC port: locks, elections, health and reflection.
 
+mod access_service;
 mod call_body;
 mod election_service;
 mod health;
@@ -22,6 +23,7 @@ use futures::future::BoxFuture;
 use futures::stream::MapErr;
 use futures::{FutureExt, TryStreamExt};
 use hyper::body::Incoming;
+use lowkey_api::v1::access_service_server::AccessServiceServer;
 use lowkey_api::v1::election_service_server::ElectionServiceServer;
 use lowkey_api::v1::lock_service_server::LockServiceServer;
 use lowkey_api::{ApiError, FILE_DESCRIPTOR_SET, Reason, v1};
@@ -33,7 +35,10 @@ use tonic_health::pb::health_server::HealthServer;
 
 use self::call_body::CallBody;
 use self::short::Taken;
-use super::{Call, Dialect, EventStream, Events, Node, REVISION_HEADER, enclosed, envelope, shown};
+use super::{
+    Call, Dialect, EventStream, Events, Node, Permitted, REVISION_HEADER, Ruled, Shown, enclosed, envelope,
+    shown,
+};
 use crate::call::calls;
 
 /// The services of the gRPC port.
@@ -66,6 +71,8 @@ pub fn port<N: Node>(
         LockServiceServer::new(Grpc { node: Arc::clone(&node) }).max_decoding_message_size(REQUEST_BYTES_MAX);
     let election_service = ElectionServiceServer::new(Grpc { node: Arc::clone(&node) })
         .max_decoding_message_size(REQUEST_BYTES_MAX);
+    let access_service = AccessServiceServer::new(Grpc { node: Arc::clone(&node) })
+        .max_decoding_message_size(REQUEST_BYTES_MAX);
     let health_service = HealthServer::new(health::Health { node: Arc::clone(&node) })
         .max_decoding_message_size(REQUEST_BYTES_MAX);
     let reflection = || {
@@ -78,6 +85,7 @@ pub fn port<N: Node>(
 
     let routes = Routes::new(locks.clone())
         .add_service(election_service)
+        .add_service(access_service)
         .add_service(health_service)
         .add_service(reflection().build_v1()?.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(reflection().build_v1alpha()?.max_decoding_message_size(REQUEST_BYTES_MAX));
@@ -104,7 +112,8 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
             return self.others.call(request.map(body)).boxed();
         }
         let (node, uri, mut locks) = (Arc::clone(&self.node), request.uri().clone(), self.locks.clone());
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        node.guard().look_at(&head.headers, &mut head.extensions);
         let is_plain = !short::is_compressed(&head.headers);
         /// The most frequent calls take the short path, or the general one if they do not fit into it.
         macro_rules! answered {
@@ -118,7 +127,13 @@ impl<N: Node> Service<::http::Request<Incoming>> for Port<N> {
                         Some(<$Request>::NAME) => {
                             let answer = async {
                                 match $short::take::<$Request>(body).await {
-                                    Taken::Message(message) => short::answer(node.call(message).await),
+                                    Taken::Message(message) => {
+                                        let permitted = node.guard().permit(&Shown::of(&head.extensions), message);
+                                        short::answer(match permitted {
+                                            Ok(call) => node.call(call).await,
+                                            Err(error) => Err(error),
+                                        })
+                                    }
                                     Taken::Other(body) => in_general(&mut locks, head, *body).await,
                                 }
                             };
@@ -215,6 +230,14 @@ async fn unknown_method(request: Request) -> HttpResponse {
 /// A gRPC service, answered by the node behind it.
 struct Grpc<N> {
     node: Arc<N>,
+}
+
+impl<N: Node> Grpc<N> {
+    /// What a request asks for, if its sender may have it.
+    fn permit<T: Ruled>(&self, request: tonic::Request<T>) -> Result<Permitted<T>, Status> {
+        let shown = Shown::of(request.extensions());
+        Ok(self.node.guard().permit(&shown, request.into_inner())?)
+    }
 }
 
 /// The node's answer, in gRPC's types.

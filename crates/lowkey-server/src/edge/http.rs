@@ -18,7 +18,7 @@ mod strict;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use ::http::{HeaderValue, Method, StatusCode, header};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -30,7 +30,8 @@ use lowkey_api::{ApiError, Reason};
 use serde::Serialize;
 
 pub use self::gate::{Gate, HttpHost, HttpOrigin};
-use super::{Dialect, Node, envelope, shown};
+use super::{Dialect, Node, Shown, envelope, shown};
+use crate::access::MetricsRead;
 
 /// The routes of the HTTP port, behind their [`Gate`]. `grpc_address` is where this node serves gRPC. A
 /// client that comes here with gRPC is told that address.
@@ -75,12 +76,24 @@ fn welcome(grpc_address: &str) -> serde_json::Value {
     })
 }
 
-async fn watch<N: Node>(State(node): State<Arc<N>>, uri: Uri, headers: HeaderMap) -> Response {
-    events::respond(async { node.watch(query::watch(&uri, &headers)?).await }.await)
+async fn watch<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    let shown = Shown::of(request.extensions());
+    let asked = query::watch(request.uri(), request.headers());
+    let answer = match asked.and_then(|watch| node.guard().permit(&shown, watch)) {
+        Ok(watch) => node.watch(watch).await,
+        Err(error) => Err(error),
+    };
+    events::respond(answer)
 }
 
-async fn observe<N: Node>(State(node): State<Arc<N>>, uri: Uri) -> Response {
-    events::respond(async { node.observe(query::observe(&uri)?).await }.await)
+async fn observe<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    let shown = Shown::of(request.extensions());
+    let asked = query::observe(request.uri());
+    let answer = match asked.and_then(|observe| node.guard().permit(&shown, observe)) {
+        Ok(observe) => node.observe(observe).await,
+        Err(error) => Err(error),
+    };
+    events::respond(answer)
 }
 
 async fn readyz<N: Node>(State(node): State<Arc<N>>) -> Response {
@@ -95,7 +108,13 @@ async fn readyz<N: Node>(State(node): State<Arc<N>>) -> Response {
     }
 }
 
-async fn metrics<N: Node>(State(node): State<Arc<N>>) -> Response {
+async fn metrics<N: Node>(State(node): State<Arc<N>>, request: Request) -> Response {
+    let (guard, shown) = (node.guard(), Shown::of(request.extensions()));
+    if !guard.metrics_are_open()
+        && let Err(error) = guard.permit(&shown, MetricsRead)
+    {
+        return error_response(&error);
+    }
     ([(header::CONTENT_TYPE, crate::METRICS_CONTENT_TYPE)], node.metrics()).into_response()
 }
 
@@ -154,6 +173,9 @@ pub(super) fn error_response(error: &ApiError) -> Response {
     let status =
         StatusCode::from_u16(error.reason.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json_response(status, error);
+    if error.reason == Reason::Unauthenticated {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     if let Some(retry_after_ms) = error.retry_after_ms {
         let seconds = retry_after_ms.div_ceil(1000).max(1);
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures::Stream;
 use http::HeaderValue;
@@ -10,6 +11,7 @@ use lowkey_api::ApiError;
 use lowkey_api::v1::{GetStatusResponse, ObserveEvent, ObserveRequest, WatchEvent, WatchRequest};
 use tokio::sync::watch;
 
+use crate::access::{Guard, Permitted};
 use crate::call::Call;
 use crate::watch::LeaseListener;
 
@@ -48,24 +50,31 @@ impl<T> fmt::Debug for Events<T> {
 pub trait Node: Send + Sync + 'static {
     /// Answers a call that came by itself. If it ends something of a lease, the streams that use that lease
     /// are told.
-    fn call<C: Call>(&self, call: C) -> impl Future<Output = Result<C::Response, ApiError>> + Send;
+    fn call<C: Call>(&self, call: Permitted<C>)
+    -> impl Future<Output = Result<C::Response, ApiError>> + Send;
 
     /// Answers a call of a session stream. Its client already knows what the call ends.
-    fn call_on_stream<C: Call>(&self, call: C) -> impl Future<Output = Result<C::Response, ApiError>> + Send {
+    fn call_on_stream<C: Call>(
+        &self,
+        call: Permitted<C>,
+    ) -> impl Future<Output = Result<C::Response, ApiError>> + Send {
         self.call(call)
     }
 
     /// Tells every change of one lock or of many.
     fn watch(
         &self,
-        request: WatchRequest,
+        request: Permitted<WatchRequest>,
     ) -> impl Future<Output = Result<Events<WatchEvent>, ApiError>> + Send;
 
     /// Tells who leads, now and at every change.
     fn observe(
         &self,
-        request: ObserveRequest,
+        request: Permitted<ObserveRequest>,
     ) -> impl Future<Output = Result<Events<ObserveEvent>, ApiError>> + Send;
+
+    /// Who is let in. Nothing that is asked above can be asked without it.
+    fn guard(&self) -> &Arc<Guard>;
 
     /// A listener for a stream that must hear what others do to the leases that it uses. Never blocks.
     fn lease_listener(&self) -> LeaseListener;

@@ -21,7 +21,7 @@ mod wrong_port;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ use self::wrong_port::{Complaints, SpeakTls};
 use super::budget::{Account, Budget, MemoryLimits};
 use super::tls::Tls;
 use super::{CertificateNames, charged, stopped};
+use crate::access::{ClientAddress, wants_addresses};
 use crate::peers::tls::{PeerTls, Proof};
 
 /// The pause after an error of accepting.
@@ -301,11 +302,12 @@ async fn connection(
     // Many of these futures exist at once. All but the usual branch are boxed, to keep them small.
     match beginning {
         Beginning::Plain(protocol, io) => {
-            let talk = Talk { builder, protocol, account, names: None, proof: None };
+            let talk = Talk { builder, protocol, account, address: peer.ip(), names: None, proof: None };
             talk.serve(io, service, stop_signal, has_to_go).await;
         }
         Beginning::Encrypted(protocol, io, holder) => {
-            let talk = Talk { builder, protocol, account, names: holder.names, proof: None };
+            let talk =
+                Talk { builder, protocol, account, address: peer.ip(), names: holder.names, proof: None };
             let uncovered = async {
                 match &cover {
                     Cover::Clients(tls) if !holder.chain.is_empty() => tls.uncovered(holder.chain).await,
@@ -321,19 +323,27 @@ async fn connection(
             Box::pin(talk.serve(io, service, stop_signal, Box::pin(has_to_go))).await;
         }
         Beginning::Peer(protocol, io, proof) => {
-            let talk = Talk { builder, protocol, account, names: None, proof: Some(proof) };
+            let talk =
+                Talk { builder, protocol, account, address: peer.ip(), names: None, proof: Some(proof) };
             Box::pin(talk.serve(io, service, stop_signal, has_to_go)).await;
         }
         Beginning::Unencrypted(protocol, io) => {
             complaints.tell(peer, "this port speaks TLS, and it does not; it must use https://");
-            let talk = Talk { builder, protocol, account, names: None, proof: None };
+            let talk = Talk { builder, protocol, account, address: peer.ip(), names: None, proof: None };
             Box::pin(talk.serve(io, SpeakTls { address }, stop_signal, has_to_go)).await;
         }
         Beginning::Unexpected(io) => {
             let cause = "it speaks TLS, and this port does not; give the node --tls-cert and --tls-key, or use http://";
             complaints.tell(peer, cause);
             // The builder finds no request in it, and says so in plain HTTP, which clients recognise.
-            let talk = Talk { builder, protocol: Protocol::Http1, account, names: None, proof: None };
+            let talk = Talk {
+                builder,
+                protocol: Protocol::Http1,
+                account,
+                address: peer.ip(),
+                names: None,
+                proof: None,
+            };
             Box::pin(talk.serve(io, service, stop_signal, has_to_go)).await;
         }
         // Silent, gone before it said anything, or refused by the handshake.
@@ -350,6 +360,8 @@ struct Talk {
     builder: auto::Builder<TokioExecutor>,
     protocol: Protocol,
     account: Option<Arc<Account>>,
+    /// Where it comes from.
+    address: IpAddr,
     names: Option<CertificateNames>,
     /// On the peers' port: which key the caller has.
     proof: Option<Proof>,
@@ -365,12 +377,15 @@ impl Talk {
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Self { builder, protocol, account, names, proof } = self;
+        let Self { builder, protocol, account, address, names, proof } = self;
         let builder = match protocol {
             Protocol::Http1 => builder.http1_only(),
             Protocol::Http2 => builder.http2_only(),
         };
         let service = service_fn(move |mut request: Request<Incoming>| {
+            if wants_addresses() {
+                request.extensions_mut().insert(ClientAddress(address));
+            }
             if let Some(names) = &names {
                 request.extensions_mut().insert(names.clone());
             }

@@ -205,13 +205,13 @@ impl Running {
     }
 
     fn ask(&mut self, asked: Asked) {
-        let Asked { call, request, answer } = asked;
+        let Asked { call, caller, request, answer } = asked;
         // If the caller left before its turn came, nothing is done for it.
         if answer.is_closed() {
             return;
         }
         self.calls.insert(call, answer);
-        self.step(Input::Request(call, request));
+        self.step(Input::Request(call, caller, request));
     }
 
     /// R2: read the clock for each input separately, after the input has left the inbox.

@@ -46,6 +46,7 @@ const GATHERED_ENOUGH: usize = 256;
 /// A request, and where its answer goes.
 pub(crate) struct Asked {
     pub(crate) call: CallId,
+    pub(crate) caller: lowkey_core::Caller,
     pub(crate) request: Request,
     pub(crate) answer: Answer,
 }
@@ -133,7 +134,7 @@ impl Inbox {
     }
 
     /// Takes in a request, unless its queue is full. Returns the id that the request has from now on.
-    pub(crate) fn ask(&self, request: Request, answer: Answer) -> CallId {
+    pub(crate) fn ask(&self, caller: lowkey_core::Caller, request: Request, answer: Answer) -> CallId {
         let mut queues = self.queues();
         queues.last_call += 1;
         let call = CallId(queues.last_call);
@@ -148,7 +149,7 @@ impl Inbox {
             let _ = answer.send(Err(Failure::Busy));
             return call;
         }
-        queue.push_back(Asked { call, request, answer });
+        queue.push_back(Asked { call, caller, request, answer });
         let is_enough =
             queues.waiting_for == WaitingFor::Anything || queues.request_count() >= GATHERED_ENOUGH;
         if is_enough {
@@ -253,8 +254,12 @@ mod tests {
     #[test]
     fn renewals_go_before_requests_for_more() {
         let inbox = Inbox::default();
-        inbox.ask(create_lease(), oneshot::channel().0);
-        inbox.ask(Request::Renew { lease: LeaseId(1), holds: None }, oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
+        inbox.ask(
+            lowkey_core::Caller::Node,
+            Request::Renew { lease: LeaseId(1), holds: None },
+            oneshot::channel().0,
+        );
         let batch = inbox.take(None).unwrap();
         assert_eq!(batch.requests[0].request, Request::Renew { lease: LeaseId(1), holds: None });
         assert_eq!(batch.requests[1].request, create_lease());
@@ -264,13 +269,13 @@ mod tests {
     fn a_full_queue_answers_busy_at_once_and_leaves_the_other_open() {
         let inbox = Inbox::default();
         for _ in 0..WANTING_MAX {
-            inbox.ask(create_lease(), oneshot::channel().0);
+            inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         }
         let (sender, mut receiver) = oneshot::channel();
-        inbox.ask(create_lease(), sender);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), sender);
         assert_eq!(receiver.try_recv().unwrap(), Err(Failure::Busy));
         let (sender, mut receiver) = oneshot::channel();
-        inbox.ask(Request::Renew { lease: LeaseId(1), holds: None }, sender);
+        inbox.ask(lowkey_core::Caller::Node, Request::Renew { lease: LeaseId(1), holds: None }, sender);
         assert!(receiver.try_recv().is_err(), "the renewal waits for its turn");
     }
 
@@ -286,13 +291,13 @@ mod tests {
     #[test]
     fn requests_that_gather_are_taken_when_their_time_is_over_or_they_are_enough() {
         let inbox = Inbox::default();
-        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         assert_eq!(requests(inbox.take(later())), 0);
         assert_eq!(requests(inbox.take(Some(Instant::now()))), 1, "nobody gathers for ever");
-        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         assert_eq!(requests(inbox.take(None)), 1, "nor if it is not asked for");
         for _ in 0..GATHERED_ENOUGH {
-            inbox.ask(create_lease(), oneshot::channel().0);
+            inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         }
         assert_eq!(requests(inbox.take(later())), GATHERED_ENOUGH);
     }
@@ -300,7 +305,7 @@ mod tests {
     #[test]
     fn what_is_reported_does_not_wait_for_requests_that_gather() {
         let inbox = Inbox::default();
-        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         inbox.report(Event::Removed);
         let batch = inbox.take(later()).unwrap();
         assert_eq!((batch.events.len(), batch.requests.len()), (1, 0));
@@ -316,13 +321,13 @@ mod tests {
         let inbox = Inbox::default();
         assert!(inbox.take(None).is_none());
         assert!(!inbox.is_due() && !was_called(&inbox));
-        inbox.ask(create_lease(), oneshot::channel().0);
-        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         assert!(inbox.is_due() && was_called(&inbox) && !was_called(&inbox));
         assert_eq!(requests(inbox.take(None)), 2);
         assert!(inbox.is_due(), "there may be more: the taker comes back until nothing is due");
         assert!(inbox.take(later()).is_none());
-        inbox.ask(create_lease(), oneshot::channel().0);
+        inbox.ask(lowkey_core::Caller::Node, create_lease(), oneshot::channel().0);
         assert!(!inbox.is_due() && !was_called(&inbox), "a request gathers");
         inbox.report(Event::Removed);
         assert!(inbox.is_due() && was_called(&inbox));

@@ -9,6 +9,8 @@ use lowkey_core::{Epoch, MemberId};
 use lowkey_replica::Status;
 use tokio::sync::watch;
 
+use crate::access::Guard;
+
 /// The leader, as this node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leadership {
@@ -25,6 +27,8 @@ pub(crate) struct View {
     /// True if the node is neither removed nor in doubt. Every call asks for this, so reading it must cost
     /// nothing.
     sound: AtomicBool,
+    /// Who is let in: it has the state's table.
+    pub(crate) guard: Arc<Guard>,
     /// The cluster's epoch, 0 for none: for every grant, so reading it must cost nothing.
     epoch: AtomicU64,
 }
@@ -32,6 +36,9 @@ pub(crate) struct View {
 impl View {
     pub(crate) fn new(status: Status) -> Self {
         let leadership = watch::Sender::new(leadership(&status));
+        let guard = Guard::of_start();
+        guard.in_touch(status.leader.is_some());
+        guard.publish(&status.access);
         Self {
             own: status.member,
             sound: AtomicBool::new(status.divergence.is_none()),
@@ -39,11 +46,14 @@ impl View {
             status: RwLock::new(Arc::new(status)),
             leadership,
             removed: watch::Sender::new(false),
+            guard: Arc::new(guard),
         }
     }
 
     pub(crate) fn publish(&self, status: Status) {
         let leadership = leadership(&status);
+        self.guard.in_touch(status.leader.is_some());
+        self.guard.publish(&status.access);
         self.sound.store(status.divergence.is_none() && !self.is_removed(), Ordering::Release);
         self.epoch.store(epoch(&status), Ordering::Release);
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);

@@ -106,6 +106,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         http_advertise: None,
         http_hosts: vec![],
         http_origins: vec![],
+        metrics_open: false,
         tls: None,
         join_token: None,
         insecure: false,
@@ -125,7 +126,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
 
 async fn make_lease(node: &RunningNode) {
     let request = CreateLeaseRequest { owner_id: "me".into(), ttl_seconds: 600, ..Default::default() };
-    node.service.call(request).await.unwrap();
+    node.service.call(node.service.guard().for_node(request)).await.unwrap();
 }
 
 /// The runtime has one thread here, the test's own: what it waits for, everybody waits for.

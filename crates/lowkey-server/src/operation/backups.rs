@@ -5,14 +5,15 @@ use lowkey_api::{ApiError, Reason};
 use lowkey_backup::StoreUrl;
 
 use super::Answer;
+use crate::access::Permitted;
 use crate::peers::proto::ReadRevisionRequest;
 use crate::service::Service;
 
 impl Answer for CreateBackupRequest {
-    async fn answer(self, service: &Service) -> Result<CreateBackupResponse, ApiError> {
-        let to = destination(service, &self.to)?;
+    async fn answer(call: Permitted<Self>, service: &Service) -> Result<CreateBackupResponse, ApiError> {
+        let to = destination(service, &call.wanted().to)?;
         // What was acknowledged before this request is to be in it, also at a node that is behind.
-        let committed = service.operate(ReadRevisionRequest {}).await?.revision;
+        let committed = service.operate(call.as_part(ReadRevisionRequest {})).await?.revision;
         let made = service.backups.make(to.clone(), committed).await;
         let made = made.map_err(|cause| {
             ApiError::new(Reason::BackupFailed, format!("the backup to {to} could not be made: {cause}"))

@@ -12,6 +12,8 @@ use lowkey_core::{
 use lowkey_replica::{Request, Response};
 
 use super::{Answer, Operation, unexpected};
+use crate::access::Permitted;
+use crate::edge::Node as _;
 use crate::error::StartError;
 use crate::invitation::{JoinToken, LIFETIME_SECONDS, Secret};
 use crate::join::REMOVED_MEMBER;
@@ -61,7 +63,7 @@ impl Operation for AddPeerRequest {
     /// A new node needs an invitation, unless nobody else could come here, or the operator said that anybody may.
     fn permit(&self, service: &Service) -> Result<(), ApiError> {
         let is_new = !self.identity.is_empty() && self.member_id == 0;
-        if !is_new || service.lets_anybody_join() {
+        if !is_new || service.lets_anybody_join() && !service.guard().is_required() {
             return Ok(());
         }
         Err(ApiError::new(
@@ -158,8 +160,8 @@ impl Operation for InviteRequest {
 }
 
 impl Answer for InvitePeerRequest {
-    async fn answer(self, service: &Service) -> Result<InvitePeerResponse, ApiError> {
-        let lifetime_seconds = match u64::try_from(self.ttl_seconds) {
+    async fn answer(call: Permitted<Self>, service: &Service) -> Result<InvitePeerResponse, ApiError> {
+        let lifetime_seconds = match u64::try_from(call.wanted().ttl_seconds) {
             Ok(0) => LIFETIME_SECONDS,
             Ok(seconds @ 1..=INVITATION_SECONDS_MAX) => seconds,
             _ => {
@@ -171,7 +173,7 @@ impl Answer for InvitePeerRequest {
         // The secret is made here and told to whom asks. The leader, and the log, see its hash.
         let secret = Secret(crate::random_bytes().map_err(internal)?);
         let invite = InviteRequest { invitation: secret.hash().0.to_vec(), lifetime_seconds };
-        let InviteResponse { expires_unix_ms } = service.operate(invite).await?;
+        let InviteResponse { expires_unix_ms } = service.operate(call.as_part(invite)).await?;
         let status = service.lanes.root().view.status();
         let members: Vec<KnownMember> = registered(&status).filter(|member| member.key.is_some()).collect();
         if members.is_empty() {

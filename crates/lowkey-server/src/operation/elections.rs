@@ -10,20 +10,25 @@ use lowkey_api::{ApiError, Reason};
 use lowkey_core::limits::WAIT_MS_MAX;
 
 use super::Answer;
+use crate::access::Permitted;
 use crate::service::Service;
 
 impl Answer for CampaignRequest {
-    fn answer(self, service: &Service) -> impl Future<Output = Result<CampaignResponse, ApiError>> + Send {
-        let acquire = AcquireLockRequest {
-            lock_name: self.election,
-            owner_id: self.owner_id,
-            lease_id: self.lease_id,
-            wait_ms: self.wait_ms.unwrap_or(WAIT_MS_MAX),
-            value: self.value,
-            ttl_seconds: self.ttl_seconds,
-            request_id: self.request_id,
+    fn answer(
+        call: Permitted<Self>,
+        service: &Service,
+    ) -> impl Future<Output = Result<CampaignResponse, ApiError>> + Send {
+        let acquire = call.by_way_of(|asked| AcquireLockRequest {
+            lock_name: asked.election,
+            owner_id: asked.owner_id,
+            lease_id: asked.lease_id,
+            wait_ms: asked.wait_ms.unwrap_or(WAIT_MS_MAX),
+            value: asked.value,
+            ttl_seconds: asked.ttl_seconds,
+            request_id: asked.request_id,
+            max_hold_seconds: asked.max_hold_seconds,
             ..AcquireLockRequest::default()
-        };
+        });
         let told = |granted: AcquireLockResponse| CampaignResponse {
             fencing_token: granted.fencing_token,
             lease_ttl_seconds: granted.lease_ttl_seconds,
@@ -37,24 +42,30 @@ impl Answer for CampaignRequest {
 }
 
 impl Answer for ResignRequest {
-    fn answer(self, service: &Service) -> impl Future<Output = Result<ResignResponse, ApiError>> + Send {
-        let release = ReleaseLockRequest {
-            lock_name: self.election,
-            lease_id: self.lease_id,
-            fencing_token: self.fencing_token,
-            acquire_request_id: self.campaign_request_id,
-            owner_id: self.owner_id,
-            actor: self.actor,
-            request_id: self.request_id,
-        };
+    fn answer(
+        call: Permitted<Self>,
+        service: &Service,
+    ) -> impl Future<Output = Result<ResignResponse, ApiError>> + Send {
+        let release = call.by_way_of(|asked| ReleaseLockRequest {
+            lock_name: asked.election,
+            lease_id: asked.lease_id,
+            fencing_token: asked.fencing_token,
+            acquire_request_id: asked.campaign_request_id,
+            owner_id: asked.owner_id,
+            actor: asked.actor,
+            request_id: asked.request_id,
+        });
         let told = |ReleaseLockResponse { released }| ResignResponse { resigned: released };
         service.operate(release).map_ok(told).map_err(in_words_of_elections)
     }
 }
 
 impl Answer for LeaderRequest {
-    fn answer(self, service: &Service) -> impl Future<Output = Result<LeaderResponse, ApiError>> + Send {
-        let read = GetLockRequest { lock_name: self.election, stale: self.stale };
+    fn answer(
+        call: Permitted<Self>,
+        service: &Service,
+    ) -> impl Future<Output = Result<LeaderResponse, ApiError>> + Send {
+        let read = call.by_way_of(|asked| GetLockRequest { lock_name: asked.election, stale: asked.stale });
         let told = |lock: GetLockResponse| LeaderResponse {
             leader: lock.holders.into_iter().min_by_key(|holder| holder.fencing_token),
             candidates: lock.waiter_count,

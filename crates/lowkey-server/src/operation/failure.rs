@@ -7,6 +7,8 @@ use lowkey_core::limits::{
 use lowkey_core::{InTheWay, LockName, Mode, Refusal, Scope};
 use lowkey_replica::{CannotLead, Divergence, Failure};
 
+use crate::access::told as denial;
+
 /// A refusal of the replica, as the caller is told it. `None` if the caller should ask another node.
 pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
     Some(match failure {
@@ -20,6 +22,7 @@ pub(crate) fn failure(failure: Failure, request_id: &str) -> Option<ApiError> {
         Failure::Refused(refusal) => refused(refusal),
         Failure::OutcomeUnknown => outcome_unknown(request_id),
         Failure::Diverged => diverged(None),
+        Failure::Denied(denied) => denial(&denied),
         Failure::Busy => {
             ApiError::new(Reason::LimitBusy, "the leader has more to do than it can take in; try again shortly")
                 .retry_after_ms(100)
@@ -204,12 +207,14 @@ fn refused(refusal: Refusal) -> ApiError {
             let error = ApiError::new(Reason::LockHeld, held(&lock, &in_the_way));
             tell_holder(error.with("lock_name", lock), in_the_way)
         }
-        Refusal::AlreadyHeld { lock, lease, mode, scope } => ApiError::new(
+        Refusal::AlreadyHeld { lock, lease, mode, scope, max_hold } => ApiError::new(
             Reason::AlreadyHeld,
             format!(
-                "lease {lease} holds lock {lock}, or waits for it, as {} {}; release that first, or ask for the same",
+                "lease {lease} holds lock {lock}, or waits for it, as {} {}{}; release that first, or ask for the same \
+                 (what is limited by max_hold_seconds is given to one request only)",
                 mode_word(mode),
-                scope_word(scope)
+                scope_word(scope),
+                max_hold.map(|limit| format!(", for {} s at most", limit.seconds())).unwrap_or_default()
             ),
         )
         .with("lock_name", lock)
@@ -276,6 +281,24 @@ fn refused(refusal: Refusal) -> ApiError {
         Refusal::LastNode { name } => ApiError::new(
             Reason::QuorumAtRisk,
             format!("{name} is the only node: the cluster would end with it; to end it, stop the node"),
+        ),
+        Refusal::PrincipalNotFound { principal } => {
+            ApiError::new(Reason::PrincipalNotFound, format!("there is no principal {principal}"))
+                .with("principal", principal)
+        }
+        Refusal::TokenNotFound { token } => ApiError::new(
+            Reason::AccessTokenNotFound,
+            format!("there is no token with the id {token}: it never was, or was revoked before"),
+        )
+        .with("token_id", token),
+        Refusal::ProofTaken { what } => ApiError::new(Reason::ProofTaken, what),
+        Refusal::AccessLimit { what, max } => {
+            ApiError::new(Reason::LimitAccess, format!("there are {max} {what} already, as many as there may be"))
+        }
+        Refusal::AdminNeeded => ApiError::new(
+            Reason::AdminNeeded,
+            "no principal would be left that may manage access and can prove it: first give one a token or a name of a \
+             certificate, and the verb admin on /",
         ),
         Refusal::Quarantine => recovering(TTL_SECONDS_MAX.unsigned_abs() * 1000),
     }

@@ -15,6 +15,7 @@ use lowkey_replica::{Query, Remaining, Request, Response};
 
 use super::reads::{count, mode, page_size, page_token, read, remaining_ms, scope, unix_ms};
 use super::{Answer, Operation, actor, lease_id, unexpected};
+use crate::access::Permitted;
 use crate::service::Service;
 
 impl Operation for CreateLeaseRequest {
@@ -78,14 +79,17 @@ pub(crate) fn renewed(
 }
 
 impl Answer for RenewLeases {
-    async fn answer(self, service: &Service) -> Result<LeasesRenewed, ApiError> {
-        let holds = self.holds.into_iter().map(Some).chain(std::iter::repeat(None));
-        let requests = self.lease_ids.into_iter().zip(holds);
+    async fn answer(call: Permitted<Self>, service: &Service) -> Result<LeasesRenewed, ApiError> {
+        let whole = call.as_part(());
+        let Self { lease_ids, holds } = call.into_wanted();
+        let holds = holds.into_iter().map(Some).chain(std::iter::repeat(None));
+        let requests = lease_ids.into_iter().zip(holds);
         let requests: Vec<_> =
             requests.map(|(lease_id, holds)| RenewLeaseRequest { lease_id, holds }).collect();
-        let settled = service.renew_together(&requests).await;
+        let settled = service.renew_together(&whole.as_part(&requests[..])).await;
         let alone = requests.iter().zip(&settled).filter(|(_, settled)| settled.is_none());
-        let mut alone = join_all(alone.map(|(request, _)| service.operate(*request))).await.into_iter();
+        let mut alone =
+            join_all(alone.map(|(request, _)| service.operate(whole.as_part(*request)))).await.into_iter();
         let outcomes = settled.into_iter().filter_map(|settled| settled.or_else(|| alone.next()));
         let told = requests.iter().zip(outcomes);
         let told = told.map(|(request, outcome)| renewed(request.lease_id, 0, outcome));

@@ -7,17 +7,18 @@ use lowkey_api::v1::{
     self, AcquireLockRequest, AcquireLockResponse, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
     ReleaseLockResponse,
 };
-use lowkey_core::limits::WAIT_MS_MAX;
+use lowkey_core::limits::{MAX_HOLD_SECONDS_MAX, WAIT_MS_MAX};
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, Invalid, LeaseId, LockName, Mode, OwnerId, Reply, RequestId, Requester,
-    Scope, Token, Ttl, Value, WaitTime,
+    AcquireWith, Command, GrantRef, Invalid, LeaseId, LockName, MaxHold, Mode, OwnerId, Reply, RequestId,
+    Requester, Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Request, Response};
 
 use super::{Operation, actor, lease_id, unexpected};
 use crate::service::Service;
 
-// The limit that clients are told is the limit of the state machine.
+// The limits that clients are told are the limits of the state machine.
+const _: () = assert!(lowkey_api::limits::MAX_HOLD_MAX.as_secs() == MAX_HOLD_SECONDS_MAX as u64);
 const _: () = assert!(lowkey_api::limits::WAIT_MAX.as_millis() == WAIT_MS_MAX as u128);
 
 impl Operation for AcquireLockRequest {
@@ -52,6 +53,7 @@ impl Operation for AcquireLockRequest {
             scope: scope(self.scope)?,
             value: Value::parse(&self.value)?,
             wait: wait > WaitTime::NONE,
+            max_hold: MaxHold::parse(self.max_hold_seconds)?,
             since_unix_ms: 0,
             request: RequestId::parse(&self.request_id)?,
         };

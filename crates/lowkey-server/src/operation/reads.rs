@@ -158,6 +158,7 @@ pub(crate) fn holder(holder: Holder, remaining: &Remaining) -> LockHolder {
         value: holder.value.as_str().to_owned(),
         since_unix_ms: unix_ms(holder.since_unix_ms),
         remaining_ms: remaining_ms(remaining, holder.lease),
+        max_hold_seconds: holder.max_hold.map(|limit| limit.seconds().into()),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lowkey_core::{GroupId, MemberId};
+use lowkey_core::{Caller, GroupId, MemberId};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt as _;
@@ -32,6 +32,7 @@ pub(crate) struct Forwarded {
     pub(crate) group: GroupId,
     pub(crate) operation: u32,
     pub(crate) request: Vec<u8>,
+    pub(crate) caller: Caller,
     pub(crate) answer: oneshot::Sender<Result<Outcome, ForwardError>>,
 }
 
@@ -124,10 +125,17 @@ impl Stream {
     }
 
     async fn send(&mut self, forwarded: Forwarded) {
-        let Forwarded { number, group, operation, request, answer } = forwarded;
+        let Forwarded { number, group, operation, request, caller, answer } = forwarded;
         self.waiting.insert(number, answer);
         let group = group.number_to_tell();
-        let message = ForwardRequest { number, operation, request, abandon: false, group };
+        let message = ForwardRequest {
+            number,
+            operation,
+            request,
+            abandon: false,
+            group,
+            caller: Some((&caller).into()),
+        };
         if self.sender.send(message).await.is_err()
             && let Some(caller) = self.waiting.remove(&number)
         {

@@ -317,6 +317,7 @@ pub(crate) mod tests {
             locks: 0,
             waiters: 0,
             last_token: Token(0),
+            access: Arc::default(),
             voters: members.len(),
             members,
             leaving: leaving.iter().copied().map(MemberId).collect(),

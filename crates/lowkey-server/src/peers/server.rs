@@ -17,6 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::callers;
 use super::complaints::Rarely;
 use super::hello::{Caller, is_of_unknown};
 use super::known;
@@ -189,6 +190,8 @@ impl Peer for Peers {
             return Err(status);
         }
         request.invitation = sha256(&std::mem::take(&mut request.secret)).to_vec();
+        // The secret of the invitation is its permission, and the leader compares it.
+        let request = self.service.guard().for_node(request);
         let answer = self.service.call(request).await;
         Ok(Response::new(
             answer.inspect_err(|error| self.complain(&Status::permission_denied(&error.message)))?,
@@ -251,13 +254,14 @@ impl Forwards {
     }
 
     fn begin(&mut self, request: ForwardRequest) {
-        let ForwardRequest { number, operation, request, group, .. } = request;
+        let ForwardRequest { number, operation, request, group, caller, .. } = request;
+        let caller = callers::heard(caller);
         let group = GroupId::told(group);
         let (service, replies) = (Arc::clone(&self.service), self.replies.clone());
         let task = self.under_way.spawn(async move {
             // What a panic left half done belongs to this request alone. It is dropped unseen.
-            let answer =
-                AssertUnwindSafe(service.answer_forwarded(group, operation, &request)).catch_unwind();
+            let answer = AssertUnwindSafe(service.answer_forwarded(group, operation, &request, &caller))
+                .catch_unwind();
             let outcome = answer
                 .await
                 .unwrap_or_else(|panic| refusal(fault("a request that a peer passed on", &*panic)));

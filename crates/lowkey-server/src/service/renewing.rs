@@ -13,6 +13,7 @@ use lowkey_replica::{Failure, Renewal, Request, Response};
 use tokio::time::timeout;
 
 use super::{ANSWER_WAIT, Parked, Service, check_standing, nobody_leads};
+use crate::access::Permitted;
 use crate::call::Call as _;
 use crate::metrics::Timed;
 use crate::operation::{failure, holds};
@@ -24,7 +25,8 @@ type Settled = Option<Result<RenewLeaseResponse, ApiError>>;
 
 impl Service {
     /// Renews leases together, as far as this node can do that at once.
-    pub(crate) async fn renew_together(&self, requests: &[RenewLeaseRequest]) -> Vec<Settled> {
+    pub(crate) async fn renew_together(&self, asked: &Permitted<&[RenewLeaseRequest]>) -> Vec<Settled> {
+        let requests = *asked.wanted();
         let alone = || requests.iter().map(|_| None).collect();
         let ids = requests.iter().map(|request| LeaseId(request.lease_id));
         let lane = self.lanes.of_all(ids).filter(|lane| lane.leads() && check_standing(lane).is_ok());
@@ -34,10 +36,16 @@ impl Service {
         let Some(_room) = Room::take(&self.renewed_together, requests.len()) else { return alone() };
         let timed = self.metrics.begin_many(RenewLeaseRequest::NAME, requests.len());
         let leases = requests.iter().map(|request| (LeaseId(request.lease_id), holds(request)));
-        let mut parked = Parked::ask(&lane.inbox, Request::RenewMany(leases.collect()));
+        let mut parked = Parked::ask(&lane.inbox, asked.caller(), Request::RenewMany(leases.collect()));
         match timeout(ANSWER_WAIT, parked.answer()).await {
             Ok(Some(Ok(Response::RenewedMany(renewed)))) => settled(requests, renewed, timed),
-            Ok(Some(Err(Failure::NotLeader { .. }))) | Ok(None) => {
+            // Some of them may be denied. Each that is asked for alone learns whether it is.
+            Ok(Some(Err(
+                Failure::NotLeader { .. }
+                | Failure::Denied(_)
+                | Failure::Refused(Refusal::LeaseNotFound { .. }),
+            )))
+            | Ok(None) => {
                 timed.leave();
                 alone()
             }

@@ -1,5 +1,6 @@
 //! What this node knows about itself and its cluster.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -13,31 +14,39 @@ use lowkey_replica::{Role, Status};
 use tokio::sync::watch;
 
 use super::Service;
+use crate::access::{Guard, Permitted};
 use crate::call::Call;
 use crate::edge::{Events, LeaseListener, Node};
 use crate::host::clock::Clock;
 use crate::operation::{Answer, diverged};
 
 impl Node for Service {
-    async fn call<C: Call>(&self, call: C) -> Result<C::Response, ApiError> {
-        let ended = call.ended_lease();
-        let outcome = call.answered_by(self).await;
+    async fn call<C: Call>(&self, call: Permitted<C>) -> Result<C::Response, ApiError> {
+        let ended = call.wanted().ended_lease();
+        let outcome = C::answered_by(call, self).await;
         if outcome.is_ok() {
             self.lanes.tell_streams(ended);
         }
         outcome
     }
 
-    fn call_on_stream<C: Call>(&self, call: C) -> impl Future<Output = Result<C::Response, ApiError>> + Send {
-        call.answered_by(self)
+    fn call_on_stream<C: Call>(
+        &self,
+        call: Permitted<C>,
+    ) -> impl Future<Output = Result<C::Response, ApiError>> + Send {
+        C::answered_by(call, self)
     }
 
-    async fn watch(&self, request: WatchRequest) -> Result<Events<WatchEvent>, ApiError> {
+    async fn watch(&self, request: Permitted<WatchRequest>) -> Result<Events<WatchEvent>, ApiError> {
         self.begin_watch(request).await
     }
 
-    async fn observe(&self, request: ObserveRequest) -> Result<Events<ObserveEvent>, ApiError> {
+    async fn observe(&self, request: Permitted<ObserveRequest>) -> Result<Events<ObserveEvent>, ApiError> {
         self.begin_observing(request).await
+    }
+
+    fn guard(&self) -> &Arc<Guard> {
+        &self.lanes.root().view.guard
     }
 
     fn lease_listener(&self) -> LeaseListener {
@@ -103,7 +112,7 @@ impl Node for Service {
 }
 
 impl Answer for GetStatusRequest {
-    async fn answer(self, service: &Service) -> Result<GetStatusResponse, ApiError> {
+    async fn answer(_: Permitted<Self>, service: &Service) -> Result<GetStatusResponse, ApiError> {
         Ok(service.get_status())
     }
 }

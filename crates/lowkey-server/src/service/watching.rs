@@ -6,17 +6,22 @@ use lowkey_core::{Invalid, LockName, NamePrefix};
 use lowkey_replica::{Filter, Position};
 
 use super::{Service, check_standing};
+use crate::access::Permitted;
 use crate::call::Place;
-use crate::edge::Events;
+use crate::edge::{Events, Node as _};
 use crate::operation::in_words_of_elections;
 use crate::peers::proto::ReadRevisionRequest;
 use crate::watch::Start;
 
 impl Service {
-    pub(super) async fn begin_watch(&self, request: WatchRequest) -> Result<Events<WatchEvent>, ApiError> {
+    pub(super) async fn begin_watch(
+        &self,
+        permitted: Permitted<WatchRequest>,
+    ) -> Result<Events<WatchEvent>, ApiError> {
+        let request = permitted.wanted();
         let invalid = |invalid: Invalid| ApiError::invalid(invalid.field, invalid.problem);
-        let filter = filter(&request).map_err(invalid)?;
-        let start = start(&request).map_err(invalid)?;
+        let filter = filter(request).map_err(invalid)?;
+        let start = start(request).map_err(invalid)?;
         let lane = match &filter {
             Filter::Name(name) => self.lanes.of(Place::Name(name.as_str())),
             Filter::Prefix(prefix) => self.lanes.of(Place::Prefix(prefix.as_str())),
@@ -24,7 +29,7 @@ impl Service {
         check_standing(lane)?;
         // A change may have happened although this node has not applied it yet. The leader knows.
         if start.needs() > lane.hub.applied() {
-            let committed = self.operate(ReadRevisionRequest {}).await?.revision;
+            let committed = self.operate(permitted.as_part(ReadRevisionRequest {})).await?.revision;
             lane.hub.wait_applied(start.needs().min(committed)).await?;
         }
         let complete_through = match start {
@@ -36,20 +41,25 @@ impl Service {
             }
             Start::From(_) | Start::After(_) => start.needs(),
         };
-        Ok(Events::new(complete_through, lane.hub.watch(filter, start)?))
+        let events = lane.hub.watch(filter, start)?;
+        let (request, caller) = permitted.into_parts();
+        Ok(Events::new(complete_through, lane.view.guard.while_permitted(caller, request, events)))
     }
 
     pub(super) async fn begin_observing(
         &self,
-        request: ObserveRequest,
+        permitted: Permitted<ObserveRequest>,
     ) -> Result<Events<ObserveEvent>, ApiError> {
-        let read = GetLockRequest { lock_name: request.election, stale: false };
+        // Who may watch may know who is there: it is asked in this node's own name.
+        let read = GetLockRequest { lock_name: permitted.wanted().election.clone(), stale: false };
+        let read = self.guard().for_node(read);
         let present = self.operate(read).await.map_err(in_words_of_elections)?;
         let election = LockName::parse(&present.lock_name)
             .map_err(|invalid| ApiError::invalid("election", invalid.problem))?;
         let lane = self.lanes.of(Place::Name(election.as_str()));
         let events = lane.hub.observe(election.clone(), present.holders, present.revision).await?;
-        Ok(Events::new(present.revision, events))
+        let (request, caller) = permitted.into_parts();
+        Ok(Events::new(present.revision, lane.view.guard.while_permitted(caller, request, events)))
     }
 }
 

@@ -54,7 +54,7 @@ impl Observer {
                 let change = &recorded.change;
                 let event = self.event(words::event_type(change.kind), recorded.position, told.in_touch);
                 let (at_unix_ms, actor) = (words::at_unix_ms(change), words::actor(change));
-                Some(ObserveEvent { at_unix_ms, actor, ..event })
+                Some(ObserveEvent { at_unix_ms, actor, cause: words::cause(change), ..event })
             }
             What::Change(_) => None,
             What::Heartbeat(position) => Some(self.event(EventType::Heartbeat, *position, told.in_touch)),

@@ -35,6 +35,7 @@ fn change_event(change: &Change, position: Position) -> WatchEvent {
         value: change.value.as_str().to_owned(),
         at_unix_ms: at_unix_ms(change),
         actor: actor(change),
+        cause: cause(change),
         ..bare_event(event_type(change.kind), position)
     }
 }
@@ -54,6 +55,14 @@ pub(super) fn actor(change: &Change) -> String {
     }
 }
 
+/// Why a grant ended, where the event's type does not say it.
+pub(super) fn cause(change: &Change) -> Option<String> {
+    match change.kind {
+        ChangeKind::Freed(Cause::HeldTooLong) => Some("HELD_TOO_LONG".to_owned()),
+        _ => None,
+    }
+}
+
 /// The grant that a change has made, or is about.
 pub(super) fn lock_holder(change: &Change) -> LockHolder {
     LockHolder {
@@ -65,6 +74,7 @@ pub(super) fn lock_holder(change: &Change) -> LockHolder {
         value: change.value.as_str().to_owned(),
         since_unix_ms: i64::try_from(change.since_unix_ms).unwrap_or(i64::MAX),
         remaining_ms: None,
+        max_hold_seconds: None,
     }
 }
 
@@ -77,7 +87,8 @@ pub(super) fn event_type(kind: ChangeKind) -> EventType {
     match kind {
         ChangeKind::Acquired => EventType::Acquired,
         ChangeKind::Freed(Cause::Released) => EventType::Released,
-        ChangeKind::Freed(Cause::Expired) => EventType::Expired,
+        // Who knows of no limits learns that the holder is gone all the same; `cause` says the rest.
+        ChangeKind::Freed(Cause::Expired | Cause::HeldTooLong) => EventType::Expired,
         ChangeKind::Freed(Cause::Revoked) => EventType::Revoked,
         ChangeKind::Waiting => EventType::Waiting,
         ChangeKind::Cancelled => EventType::Cancelled,

@@ -19,7 +19,7 @@ use lowkey_api::v1::{
     RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
-use lowkey_server::edge::{Call, Events, LeaseListener, LeaseNews, Node};
+use lowkey_server::edge::{Call, Events, Guard, LeaseListener, LeaseNews, Node, Permitted};
 use prost::Message;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -43,6 +43,7 @@ pub(crate) const GONE_REVISION: u64 = 3;
 
 /// One lease lives: number 1, with 10 seconds. Locks are held by whom they were given to.
 pub(crate) struct FakeNode {
+    guard: Arc<Guard>,
     pub(crate) ready: AtomicBool,
     pub(crate) stopping: watch::Sender<bool>,
     pub(crate) lease_news: LeaseNews,
@@ -101,6 +102,7 @@ impl Drop for Present {
 impl FakeNode {
     pub(crate) fn new() -> Self {
         Self {
+            guard: Arc::new(Guard::open()),
             ready: AtomicBool::new(true),
             stopping: watch::Sender::new(false),
             lease_news: LeaseNews::default(),
@@ -322,7 +324,8 @@ impl FakeNode {
 }
 
 impl Node for FakeNode {
-    async fn call<C: Call>(&self, call: C) -> Result<C::Response, ApiError> {
+    async fn call<C: Call>(&self, call: Permitted<C>) -> Result<C::Response, ApiError> {
+        let call = call.into_wanted();
         /// Which of the node's methods answers the call of which name.
         macro_rules! answer {
             ($($name:literal => $method:ident),* $(,)?) => {
@@ -357,7 +360,8 @@ impl Node for FakeNode {
         })
     }
 
-    async fn watch(&self, request: WatchRequest) -> Result<Events<WatchEvent>, ApiError> {
+    async fn watch(&self, request: Permitted<WatchRequest>) -> Result<Events<WatchEvent>, ApiError> {
+        let request = request.into_wanted();
         let is_gone = request.from == GONE_REVISION;
         self.note(Asked::Watch(request));
         if is_gone {
@@ -366,8 +370,8 @@ impl Node for FakeNode {
         Ok(self.open(&self.watches))
     }
 
-    async fn observe(&self, request: ObserveRequest) -> Result<Events<ObserveEvent>, ApiError> {
-        self.note(Asked::Observe(request));
+    async fn observe(&self, request: Permitted<ObserveRequest>) -> Result<Events<ObserveEvent>, ApiError> {
+        self.note(Asked::Observe(request.into_wanted()));
         Ok(self.open(&self.observations))
     }
 
@@ -386,6 +390,10 @@ impl Node for FakeNode {
 
     fn cluster_header(&self) -> Option<HeaderValue> {
         Some(HeaderValue::from_static(CLUSTER_ID))
+    }
+
+    fn guard(&self) -> &Arc<Guard> {
+        &self.guard
     }
 
     fn lease_listener(&self) -> LeaseListener {

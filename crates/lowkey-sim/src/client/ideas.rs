@@ -1,8 +1,8 @@
 //! What a client asks for, when, and where: all that chance decides about it.
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, Holds, LockName, Mode, NamePrefix, Requester, Scope, Token, Ttl, Value,
-    WaitTime, mutants,
+    AcquireWith, Command, GrantRef, Holds, LockName, MaxHold, Mode, NamePrefix, Requester, Scope, Token, Ttl,
+    Value, WaitTime, mutants,
 };
 use lowkey_replica::{Query, Request};
 
@@ -298,9 +298,23 @@ impl SimClient {
         };
         let value = if is_election || random.one_in(4) { self.next_value() } else { Value::default() };
         let wait = is_election || random.one_in(plan.wait_one_in);
+        // Some limit how long they may hold it, and then hold it for longer.
+        let limit = if random.one_in(4) { *random.pick(&[1, 1, 2]) } else { 0 };
+        let max_hold = MaxHold::parse(limit).expect("a usual limit");
         let (owner, request) = (self.owner.clone(), self.next_request_id());
-        let command =
-            Command::Acquire { lock, owner, with, mode, scope, value, wait, since_unix_ms: 0, request };
+        let since_unix_ms = 0;
+        let command = Command::Acquire {
+            lock,
+            owner,
+            with,
+            mode,
+            scope,
+            value,
+            wait,
+            max_hold,
+            since_unix_ms,
+            request,
+        };
         if !wait {
             return Request::Command(command);
         }

@@ -249,7 +249,7 @@ impl Case<'_> {
                 })
             }
             (Refusal::LockHeld { .. }, _) => false,
-            (Refusal::AlreadyHeld { lock, lease, mode, scope }, _) => ever(&|revision| {
+            (Refusal::AlreadyHeld { lock, lease, mode, scope, .. }, _) => ever(&|revision| {
                 let at = ledger.at(lock, revision);
                 let held = at.holders.iter().map(|held| (held.lease, held.mode, held.scope));
                 let awaited = at.waiters.iter().map(|waiting| (waiting.lease, waiting.mode, waiting.scope));
@@ -281,6 +281,11 @@ impl Case<'_> {
                 | Refusal::InvitationNotFound
                 | Refusal::InvitationUsed
                 | Refusal::LastNode { .. }
+                | Refusal::PrincipalNotFound { .. }
+                | Refusal::TokenNotFound { .. }
+                | Refusal::ProofTaken { .. }
+                | Refusal::AccessLimit { .. }
+                | Refusal::AdminNeeded
                 | Refusal::Quarantine,
                 _,
             ) => false,

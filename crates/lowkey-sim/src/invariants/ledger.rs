@@ -60,6 +60,8 @@ impl Ledger {
                 Event::LeaseEnded { lease } => {
                     self.leases.entry(*lease).or_insert((committed.index, None)).1 = Some(committed.index);
                 }
+                // The changes beside them say the same.
+                Event::HoldStarted { .. } | Event::HoldEnded { .. } => {}
                 Event::Changed(change) => self.change(committed, change, now)?,
                 Event::WaitEnded { ticket, end } => {
                     self.places.remove(ticket);

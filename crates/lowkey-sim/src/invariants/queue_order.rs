@@ -60,8 +60,9 @@ pub(super) fn has_lease(ledger: &Ledger, granted: &HoldSeen) -> Check {
 
 /// A grant ends. R10: never because a wait was cancelled.
 pub(super) fn may_be_freed(committed: &Committed, held: &HoldSeen) -> Check {
-    match committed.command {
+    match &committed.command {
         Command::Release { .. } | Command::RevokeLease { .. } | Command::Expire { .. } => Ok(()),
+        Command::EndHolds { holds, .. } if holds.iter().any(|hold| hold.token == held.token) => Ok(()),
         _ => broken(NAME, format!("entry {} takes {} from {}", committed.index, held.lock, held.owner)),
     }
 }
@@ -120,6 +121,13 @@ pub(super) fn has_done(ledger: &Ledger, committed: &Committed) -> Check {
         (Command::CancelWait { tickets, .. }, _) => {
             match ledger.waiters.iter().find(|waiting| tickets.contains(&waiting.ticket)) {
                 Some(waiting) => broken(NAME, format!("{} still waits for {}", waiting.owner, waiting.lock)),
+                None => Ok(()),
+            }
+        }
+        (Command::EndHolds { holds, .. }, Ok(Reply::HoldsEnded { count: 1.. })) => {
+            let is_named = |held: &&HoldSeen| holds.iter().any(|hold| hold.token == held.token);
+            match ledger.holders.iter().find(is_named) {
+                Some(held) => broken(NAME, format!("{} still holds {}", held.owner, held.lock)),
                 None => Ok(()),
             }
         }

@@ -38,11 +38,13 @@ impl Requests {
             | Command::SetValue { request, .. } => request,
             Command::CancelWait { .. }
             | Command::Expire { .. }
+            | Command::EndHolds { .. }
             | Command::AddMember { .. }
             | Command::UpdateMember { .. }
             | Command::RemoveMember { .. }
             | Command::EndQuarantine
-            | Command::Invite { .. } => return Ok(()),
+            | Command::Invite { .. }
+            | Command::Access(_) => return Ok(()),
         };
         if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command
             && committed.applied.reply.is_ok()

@@ -5,8 +5,8 @@
 //! the same invariants at every step. The first machine, `n1`, leads at the beginning.
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, LeaseId, LockName, Mode, OwnerId, Reply, RequestId, Requester, Scope,
-    Token, Ttl, Value, WaitTime,
+    AcquireWith, Command, GrantRef, LeaseId, LockName, MaxHold, Mode, OwnerId, Reply, RequestId, Requester,
+    Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Failure, Input, MessageType, Query, Request, Response, Role};
 use lowkey_wal::{GroupId, snapshots};
@@ -338,9 +338,21 @@ impl Script {
             scope: Scope::Name,
             value: Value::default(),
             wait: false,
+            max_hold: None,
             since_unix_ms: 0,
             request: self.request_id(client),
         })
+    }
+
+    /// The same with a limit of how long it is held.
+    pub(super) fn acquire_limited(&self, client: usize, with: AcquireWith, seconds: i64) -> Request {
+        let Request::Command(mut command) = self.acquire(client, with) else {
+            unreachable!("it is a command")
+        };
+        if let Command::Acquire { max_hold, .. } = &mut command {
+            *max_hold = MaxHold::parse(seconds).expect("a usual limit");
+        }
+        Request::Command(command)
     }
 
     /// The same with a wait, and with something to show.

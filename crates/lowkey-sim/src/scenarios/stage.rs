@@ -29,6 +29,8 @@ pub(crate) struct Stage {
     pub(crate) ended: BTreeMap<LeaseId, u64>,
     /// Entries that end leases because their time ran out.
     pub(crate) expire_entries: u64,
+    /// Entries that end grants because they were held for as long as they may be.
+    pub(crate) hold_entries: u64,
 }
 
 impl Stage {
@@ -88,6 +90,7 @@ impl Stage {
     }
 
     pub(crate) fn committed(&mut self, committed: &Committed, now: u64) {
+        self.hold_entries += u64::from(matches!(committed.command, Command::EndHolds { .. }));
         self.expire_entries += u64::from(matches!(committed.command, Command::Expire { .. }));
         for event in &committed.applied.events {
             match event {
@@ -97,7 +100,10 @@ impl Stage {
                 Change::LeaseEnded { lease } => {
                     self.ended.insert(*lease, now);
                 }
-                Change::Changed(_) | Change::WaitEnded { .. } => {}
+                Change::HoldStarted { .. }
+                | Change::HoldEnded { .. }
+                | Change::Changed(_)
+                | Change::WaitEnded { .. } => {}
             }
         }
     }

@@ -7,7 +7,8 @@ use lowkey_core::State;
 
 use super::WorldSummary;
 use crate::invariants::{
-    Acknowledged, Agreement, Elections, Expiry, Fencing, Ledger, Requests, Tokens, WaitRecords, Watches,
+    Acknowledged, Agreement, Elections, Expiry, Fencing, Ledger, LimitedHolds, Requests, Tokens, WaitRecords,
+    Watches,
 };
 
 pub(crate) struct Checks {
@@ -19,6 +20,7 @@ pub(crate) struct Checks {
     pub(crate) tokens: Tokens,
     pub(crate) acknowledged: Acknowledged,
     pub(crate) expiry: Expiry,
+    pub(crate) holds: LimitedHolds,
     pub(crate) requests: Requests,
     pub(crate) fencing: Fencing,
 }
@@ -35,6 +37,7 @@ impl Checks {
             tokens: Tokens::default(),
             acknowledged: Acknowledged::default(),
             expiry: Expiry::default(),
+            holds: LimitedHolds::default(),
             requests: Requests::default(),
             fencing: Fencing::default(),
         }
@@ -45,6 +48,7 @@ impl Checks {
         summary.operations += self.acknowledged.count;
         summary.elections += self.agreement.elections();
         summary.expiries += self.expiry.count;
+        summary.holds_ended += self.holds.ended;
         summary.waits_granted += self.waits.granted;
         summary.wait_timeouts += self.waits.timeouts;
         summary.watched += self.watches.seen;

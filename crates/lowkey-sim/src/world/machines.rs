@@ -248,7 +248,8 @@ impl World {
         checks.elections.committed(committed, &checks.ledger, &self.plan)?;
         checks.watches.committed(committed);
         let clients = self.clients.iter().filter(|client| client.group == group);
-        checks.expiry.committed(committed, clients, self.now)?;
+        checks.expiry.committed(committed, clients.clone(), self.now)?;
+        checks.holds.committed(committed, clients, self.now)?;
         if let Some(stage) = &mut self.stage {
             stage.committed(committed, self.now);
         }

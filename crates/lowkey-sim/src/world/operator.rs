@@ -4,7 +4,7 @@
 //! that was removed ends when it learns of it: by what it applies itself, or from whoever it talks to. Some
 //! are started again, with the disk that they had, and learn it once more.
 
-use lowkey_core::{Command, MemberId, State};
+use lowkey_core::{Caller, Command, MemberId, State};
 use lowkey_replica::{CallId, Input, Request};
 
 use super::{World, WorldEvent};
@@ -29,11 +29,16 @@ impl World {
     }
 
     pub(crate) fn ask_as_operator(&mut self, node: usize, group: usize, request: Request) {
+        self.ask_by(node, group, Caller::Node, request);
+    }
+
+    /// Somebody asks a machine for something; its answer is noted.
+    pub(crate) fn ask_by(&mut self, node: usize, group: usize, caller: Caller, request: Request) {
         let Some(process) = &mut self.nodes[node].process else { return };
         let lane = &mut process.lanes[group];
         lane.last_call += 1;
         let call = CallId(lane.last_call);
-        self.input(node, group, Input::Request(call, request));
+        self.input(node, group, Input::Request(call, caller, request));
     }
 
     /// The members as the first group has them. In worlds with more groups they are the same in all: nobody is added

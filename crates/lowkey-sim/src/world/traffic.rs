@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lowkey_core::{Command, Reply, RequestId, Token};
+use lowkey_core::{Caller, Command, Reply, RequestId, Token};
 use lowkey_replica::{
     CallId, Failure, Input, ReceivedSnapshot, Request, Response,
     wire::{self, Said},
@@ -105,7 +105,7 @@ impl World {
         lane.last_call += 1;
         let call = CallId(lane.last_call);
         lane.calls.insert(call, caller);
-        self.input(node, group, Input::Request(call, request));
+        self.input(node, group, Input::Request(call, Caller::Node, request));
     }
 
     pub(super) fn deliver_answer(&mut self, call: &SimCall, node: usize, answer: Result<Response, Failure>) {
@@ -336,10 +336,12 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::SetValue { request, .. } => Some(request.clone()),
         Command::CancelWait { .. }
         | Command::Expire { .. }
+        | Command::EndHolds { .. }
         | Command::AddMember { .. }
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
-        | Command::Invite { .. } => None,
+        | Command::Invite { .. }
+        | Command::Access(_) => None,
     }
 }

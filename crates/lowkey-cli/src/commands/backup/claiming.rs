@@ -24,6 +24,7 @@ pub(crate) async fn claim(
     store: &Store,
     catalog: &Catalog,
     claimant: &Claimant,
+    keep_tokens: bool,
     quarantine: bool,
 ) -> Result<(Anew, Claimed), CommandFailure> {
     let cluster = Anew::random_id().map_err(|error| CommandFailure::new(exit::NO, error.to_string()))?;
@@ -35,7 +36,7 @@ pub(crate) async fn claim(
         highest_counter: claimant.highest_counter,
     };
     let claimed = store.claim(catalog, &about).await.map_err(|error| failed(&error))?;
-    Ok((Anew { cluster, numbers: FirstNumbers::Claimed(claimed.epoch), quarantine }, claimed))
+    Ok((Anew { cluster, numbers: FirstNumbers::Claimed(claimed.epoch), keep_tokens, quarantine }, claimed))
 }
 
 /// This machine's clock. A test of an unoptimised build may set it wrong.

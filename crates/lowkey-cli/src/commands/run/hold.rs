@@ -151,6 +151,9 @@ async fn attempt_once(job: &Job, session: &Session, deadline: Option<Instant>) -
     if job.subtree {
         lock = lock.subtree();
     }
+    if let Some(limit) = job.at_most {
+        lock = lock.at_most(limit);
+    }
     match (job.patience, deadline) {
         (Patience::None, _) => lock.try_acquire().await,
         (_, Some(deadline)) => lock.wait(deadline.saturating_duration_since(Instant::now())).await,

@@ -265,10 +265,16 @@ impl Running<'_> {
         if std::mem::replace(&mut self.is_told, true) {
             return;
         }
-        // If it is not lost yet, it will be for want of a renewal.
-        let cause = self.guard.lost().now_or_never().unwrap_or(LossCause::Expired);
+        // If it is not lost yet, it will be when its limit is over, or for want of a renewal.
+        let is_limit = self.guard.limit_remaining().is_some_and(|limit| limit <= self.guard.remaining());
+        let expected = if is_limit { LossCause::HeldTooLong } else { LossCause::Expired };
+        let cause = self.guard.lost().now_or_never().unwrap_or(expected);
+        let look = match cause {
+            LossCause::HeldTooLong => "the command hangs, or --at-most is too short for it",
+            _ => "look at `lowkey status`",
+        };
         let line = format!(
-            "lock {} cannot be kept: {cause}; sent SIGTERM to the command, SIGKILL follows in {} ms; look at `lowkey status`",
+            "lock {} cannot be kept: {cause}; sent SIGTERM to the command, SIGKILL follows in {} ms; {look}",
             self.job.name,
             kill_in.as_millis()
         );

@@ -133,8 +133,11 @@ fn signals_reach_the_command_and_what_it_started() {
     eventually("both are ready", || {
         (text(&log).contains("ready") && text(&log).contains("set")).then_some(())
     });
+    // It hears all that come, and has nothing to say to the others: they would end it.
+    running.signal(Signal::USR1);
+    eventually("what it started hears it, too", || text(&log).contains("below").then_some(()));
+    eventually("USR1 arrives", || text(&log).lines().any(|line| line == "USR1").then_some(()));
     for (signal, name) in [
-        (Signal::USR1, "USR1"),
         (Signal::HUP, "HUP"),
         (Signal::USR2, "USR2"),
         (Signal::WINCH, "WINCH"),
@@ -144,7 +147,6 @@ fn signals_reach_the_command_and_what_it_started() {
         running.signal(signal);
         eventually(&format!("{name} arrives"), || text(&log).lines().any(|line| line == name).then_some(()));
     }
-    eventually("what it started hears it, too", || text(&log).contains("below").then_some(()));
     running.signal(Signal::TERM);
     let done = running.done();
     assert_eq!(done.code, Some(5), "{done:?}");

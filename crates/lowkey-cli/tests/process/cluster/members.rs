@@ -244,14 +244,28 @@ fn a_leader_that_is_removed_hands_over_first_and_one_call_does_it() {
     let leader = cluster.wait_whole();
     let follower = (leader + 1) % 3;
     let name = cluster.nodes[leader].name.clone();
-    let removed = cluster.nodes[follower].ok("DELETE", &format!("/v1/cluster/peers/{name}"), "");
-    assert_eq!(removed["memberId"], (leader + 1).to_string());
-    let mut gone = cluster.nodes.remove(leader);
-    // For a moment it says what became of it.
-    eventually("it answers NODE_REMOVED", || {
-        let (status, answer) = gone.http("POST", "/v1/lease", r#"{"owner_id":"o","ttl_seconds":10}"#)?;
-        (status == 503 && answer.contains("NODE_REMOVED")).then_some(())
+    // It says for a moment only what became of it, so it is asked all the time.
+    let (answered, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) && !answered.load(Ordering::Relaxed) {
+                    let body = r#"{"owner_id":"o","ttl_seconds":10}"#;
+                    let answer = cluster.nodes[leader].http("POST", "/v1/lease", body);
+                    if answer.is_some_and(|(status, body)| status == 503 && body.contains("NODE_REMOVED")) {
+                        answered.store(true, Ordering::Relaxed);
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+        }
+        let removed = cluster.nodes[follower].ok("DELETE", &format!("/v1/cluster/peers/{name}"), "");
+        assert_eq!(removed["memberId"], (leader + 1).to_string());
+        eventually("it stops", || cluster.nodes[leader].log_text().contains("stopping").then_some(()));
+        is_over.store(true, Ordering::Relaxed);
     });
+    assert!(answered.into_inner(), "it answered NODE_REMOVED");
+    let mut gone = cluster.nodes.remove(leader);
     assert_ends_removed(&mut gone);
     wait_voters(&cluster.nodes.iter().collect::<Vec<_>>());
     // Started again it is told again, and its number is nobody's any more.

@@ -1,11 +1,11 @@
 //! What saves a program from writing loops of its own: leading again and again, several locks at once, and
 //! calls that block.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lowkey_client::blocking;
+use lowkey_client::{Client, ClientEvent, LossCause, blocking};
 
 use super::{connect, endpoints};
 use crate::clients::in_time;
@@ -89,4 +89,53 @@ fn a_program_without_a_runtime_has_the_same_locks() {
     cluster.nodes[0].kill();
     let cause = guard.lost();
     assert!(!guard.is_held(), "{cause}");
+}
+
+/// What a program's metrics would count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hook_is_told_what_the_client_does_and_notices() {
+    let program = env!("CARGO_BIN_EXE_lowkey");
+    let mut cluster = lowkey_testing::Cluster::builder().binary(program).start(1).unwrap();
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let telling = Arc::clone(&told);
+    let client = Client::builder(cluster.endpoints()).on_event(move |event| {
+        telling.lock().unwrap().push(match event {
+            ClientEvent::Connected { .. } => "connected".to_owned(),
+            ClientEvent::Disconnected { .. } => "disconnected".to_owned(),
+            ClientEvent::Acquired { name, .. } => format!("acquired {name}"),
+            ClientEvent::NotAcquired { name, error, .. } => format!("busy {} {name}", error.is_busy()),
+            ClientEvent::GivenUp { name, .. } => format!("given up {name}"),
+            ClientEvent::Released { name, .. } => format!("released {name}"),
+            ClientEvent::Renewed { leases, .. } => format!("renewed {leases}"),
+            ClientEvent::SessionLost { cause, .. } => format!("session lost: {cause}"),
+            ClientEvent::LockLost { token, .. } => format!("lock lost: {token}"),
+            _ => return,
+        });
+    });
+    let client = in_time("a connection", client.connect()).await.unwrap();
+    let is_told =
+        |what: &str| eventually(what, || told.lock().unwrap().iter().any(|told| told == what).then_some(()));
+    let session = client.session(Duration::from_secs(3)).await.unwrap();
+    let other = client.session(Duration::from_secs(60)).await.unwrap();
+    let guard = session.lock("a").acquire().await.unwrap();
+    other.lock("a").try_acquire().await.unwrap_err();
+    tokio::time::timeout(Duration::from_millis(50), other.lock("a").acquire()).await.unwrap_err();
+    other.lock("b").acquire().await.unwrap().release().await.unwrap();
+    for what in
+        ["connected", "acquired a", "busy true a", "given up a", "acquired b", "released b", "renewed 1"]
+    {
+        is_told(what);
+    }
+    let token = guard.token();
+    cluster.release_by_force("a").unwrap();
+    is_told(&format!("lock lost: {token}"));
+    cluster.kill(0).unwrap();
+    is_told("disconnected");
+    is_told(&format!("session lost: {}", LossCause::Expired));
+    cluster.restart(0).unwrap();
+    eventually("it connects again", || {
+        let told = told.lock().unwrap();
+        (told.iter().filter(|told| *told == "connected").count() >= 2).then_some(())
+    });
+    assert!(!told.lock().unwrap().iter().any(|told| told.ends_with(&LossCause::Closed.to_string())));
 }

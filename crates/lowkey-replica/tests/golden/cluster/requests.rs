@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, Holds, InvitationHash, KeyHash, LeaseId, LockName, Mode, NamePrefix,
-    NodeIdentity, OwnerId, RequestId, Requester, Scope, Token, Ttl, Value, WaitTime,
+    AcquireWith, Command, GrantRef, Holds, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, Mode,
+    NamePrefix, NodeIdentity, OwnerId, RequestId, Requester, Scope, Token, Ttl, Value, WaitTime,
 };
 use lowkey_replica::{Query, Request};
 
@@ -160,6 +160,7 @@ impl<'a> Words<'a> {
             },
             value: self.value()?,
             wait: wait.is_some(),
+            max_hold: MaxHold::parse(self.key("max_hold").map_or(Ok(0), str::parse)?)?,
             since_unix_ms: 0,
             request,
         };

@@ -61,9 +61,14 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::SetValue { lock, .. }) => format!("set_value({lock})"),
         Ok(Command::CancelWait { tickets, .. }) => format!("cancel_wait({tickets:?})"),
         Ok(Command::Expire { leases, .. }) => format!("expire({leases:?})"),
+        Ok(Command::EndHolds { holds, .. }) => {
+            let tokens: Vec<_> = holds.iter().map(|hold| hold.token).collect();
+            format!("end_holds({tokens:?})")
+        }
         Ok(Command::AddMember { node, .. }) => format!("add_member({})", node.name),
         Ok(Command::UpdateMember { node, .. }) => format!("update_member({})", node.name),
         Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
+        Ok(Command::Access(change)) => format!("access({change:?})"),
         Ok(Command::Invite { invitation, .. }) => format!("invite({})", invitation.0[0]),
         Ok(Command::EndQuarantine) => "end_quarantine".to_owned(),
         Err(_) => "members".to_owned(),
@@ -123,6 +128,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             let other = other.as_ref().map(|holder| holder_words(holder) + " ").unwrap_or_default();
             format!("not current, {other}as of {revision}")
         }
+        Ok(Response::Access(_)) => "access".to_owned(),
         Ok(Response::Revision(revision)) => format!("revision {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::QuorumAtRisk { answering, voters }) => {
@@ -140,6 +146,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
         }
         Err(Failure::WaitGivenUp { lock }) => format!("WAIT_GIVEN_UP {lock}"),
         Err(Failure::OutcomeUnknown) => "OUTCOME_UNKNOWN".to_owned(),
+        Err(Failure::Denied(denied)) => format!("DENIED {denied:?}"),
         Err(Failure::Diverged) => "DIVERGED".to_owned(),
         Err(Failure::Busy) => "BUSY".to_owned(),
         Err(Failure::TooManyInFlight { lease }) => format!("TOO_MANY_IN_FLIGHT lease {lease}"),
@@ -166,8 +173,10 @@ fn reply_words(reply: &Reply) -> String {
         Reply::ValueSet { revision } => format!("value set at {revision}"),
         Reply::WaitsCancelled { count } => format!("{count} waits cancelled"),
         Reply::Expired { count } => format!("{count} leases expired"),
+        Reply::HoldsEnded { count } => format!("{count} grants ended"),
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
+        Reply::AccessChanged => "access changed".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "quarantine ended".to_owned(),
     }
@@ -195,6 +204,11 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::InvitationUsed => "INVITATION_USED".to_owned(),
         Refusal::NodeNotFound { name } => format!("NODE_NOT_FOUND {name}"),
         Refusal::LastNode { name } => format!("LAST_NODE {name}"),
+        Refusal::PrincipalNotFound { principal } => format!("PRINCIPAL_NOT_FOUND {principal}"),
+        Refusal::TokenNotFound { token } => format!("TOKEN_NOT_FOUND {token}"),
+        Refusal::ProofTaken { what } => format!("PROOF_TAKEN {what}"),
+        Refusal::AccessLimit { what, max } => format!("ACCESS_LIMIT {max} {what}"),
+        Refusal::AdminNeeded => "ADMIN_NEEDED".to_owned(),
         Refusal::Quarantine => "QUARANTINE".to_owned(),
     }
 }
@@ -255,6 +269,7 @@ pub(crate) fn change_words(change: &Change) -> String {
         ChangeKind::Freed(Cause::Released) => "released by",
         ChangeKind::Freed(Cause::Revoked) => "revoked from",
         ChangeKind::Freed(Cause::Expired) => "expired from",
+        ChangeKind::Freed(Cause::HeldTooLong) => "held too long by",
         ChangeKind::Waiting => "awaited by",
         ChangeKind::Cancelled => "no longer awaited by",
         ChangeKind::ValueSet => "value set by",

@@ -20,7 +20,8 @@ macro_rules! election_service {
 
             $(
                 async fn $method(&self, request: Request<$Request>) -> Result<Response<$Response>, Status> {
-                    reply(self.node.call(request.into_inner()).await)
+                    let call = self.permit(request)?;
+                    reply(self.node.call(call).await)
                 }
             )*
 
@@ -28,7 +29,8 @@ macro_rules! election_service {
                 &self,
                 request: Request<v1::ObserveRequest>,
             ) -> Result<Response<Self::ObserveStream>, Status> {
-                reply_events(self.node.observe(request.into_inner()).await)
+                let observe = self.permit(request)?;
+                reply_events(self.node.observe(observe).await)
             }
         }
     };

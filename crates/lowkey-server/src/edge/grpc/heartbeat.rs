@@ -11,13 +11,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt, future, stream};
+use futures::{FutureExt as _, Stream, StreamExt, future, stream};
 use lowkey_api::v1::{HeartbeatRequest, HeartbeatResponse, RenewLeaseRequest};
 use lowkey_api::{ApiError, Reason};
 use tonic::Status;
 
+use crate::access::ending_with;
 use crate::edge::budget::{Account, CALL_BYTES, Urgency};
-use crate::edge::{Node, stopped};
+use crate::edge::{Node, Shown, stopped};
 use crate::operation::renewed;
 
 /// How many renewals of one stream may be under way at a time. Large on purpose. Renewals wait while there
@@ -32,38 +33,48 @@ const STOPPING_GRACE: Duration = Duration::from_secs(1);
 pub(super) fn answers<N: Node>(
     node: Arc<N>,
     account: Arc<Account>,
+    shown: Shown,
     requests: impl Stream<Item = Result<HeartbeatRequest, Status>> + Send,
 ) -> impl Stream<Item = Result<HeartbeatResponse, Status>> + Send {
     let stopping = node.stopping();
+    let expelled = Arc::clone(node.guard()).expelled(shown.caller().clone());
     let farewell = stream::once(future::lazy(move |_| {
         let error = ApiError::new(Reason::NodeStopping, "this node is stopping; go on with another one");
         stopping.borrow().then(|| Ok(renewed(0, 0, Err(error))))
     }));
 
-    requests
+    let answers = requests
         .take_until(stopped(node.stopping()))
         .map(move |request| {
-            let (node, charged) = (Arc::clone(&node), account.charge(CALL_BYTES, Urgency::Urgent));
+            let (node, shown) = (Arc::clone(&node), shown.clone());
+            let charged = account.charge(CALL_BYTES, Urgency::Urgent);
             async move {
                 let request = request?;
                 match charged {
-                    Ok(_charge) => Ok(answer(&*node, request).await),
+                    Ok(_charge) => Ok(answer(&*node, &shown, request).await),
                     Err(full) => Ok(renewed(request.lease_id, request.seq, Err(full))),
                 }
             }
         })
         .buffer_unordered(IN_FLIGHT_MAX)
-        .chain(farewell.filter_map(future::ready))
+        .chain(farewell.filter_map(future::ready));
+    // A client that is nobody any more is told so, and nothing else.
+    ending_with(Box::pin(answers), expelled.map(Status::from).boxed())
 }
 
-async fn answer<N: Node>(node: &N, request: HeartbeatRequest) -> HeartbeatResponse {
+async fn answer<N: Node>(node: &N, shown: &Shown, request: HeartbeatRequest) -> HeartbeatResponse {
     let out_of_time = async {
         stopped(node.stopping()).await;
         tokio::time::sleep(STOPPING_GRACE).await;
     };
+    let renewal = RenewLeaseRequest { lease_id: request.lease_id, holds: request.holds };
+    let renewal = match node.guard().permit(shown, renewal) {
+        Ok(renewal) => renewal,
+        Err(error) => return renewed(request.lease_id, request.seq, Err(error)),
+    };
     let outcome = tokio::select! {
         biased;
-        outcome = node.call(RenewLeaseRequest { lease_id: request.lease_id, holds: request.holds }) => outcome,
+        outcome = node.call(renewal) => outcome,
         () = out_of_time => Err(ApiError::new(Reason::NodeStopping, "the node stopped before it could renew")),
     };
     renewed(request.lease_id, request.seq, outcome)

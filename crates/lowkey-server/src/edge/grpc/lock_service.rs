@@ -10,8 +10,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Grpc, StatusEvents, heartbeat, reply, reply_events, session};
 use crate::call::calls;
-use crate::edge::Node;
 use crate::edge::budget::Account;
+use crate::edge::{Node, Rule, Ruled, Shown};
 
 macro_rules! lock_service {
     (LockService { $(
@@ -27,7 +27,8 @@ macro_rules! lock_service {
 
             $(
                 async fn $method(&self, request: Request<$Request>) -> Result<Response<$Response>, Status> {
-                    reply(self.node.call(request.into_inner()).await)
+                    let call = self.permit(request)?;
+                    reply(self.node.call(call).await)
                 }
             )*
 
@@ -35,15 +36,16 @@ macro_rules! lock_service {
                 &self,
                 request: Request<v1::WatchRequest>,
             ) -> Result<Response<Self::WatchStream>, Status> {
-                reply_events(self.node.watch(request.into_inner()).await)
+                let watch = self.permit(request)?;
+                reply_events(self.node.watch(watch).await)
             }
 
             async fn heartbeat(
                 &self,
                 request: Request<Streaming<v1::HeartbeatRequest>>,
             ) -> Result<Response<Self::HeartbeatStream>, Status> {
-                let account = account(&request);
-                let answers = heartbeat::answers(Arc::clone(&self.node), account, request.into_inner());
+                let (account, shown) = (account(&request), self.somebody(&request)?);
+                let answers = heartbeat::answers(Arc::clone(&self.node), account, shown, request.into_inner());
                 Ok(Response::new(Box::pin(answers)))
             }
 
@@ -51,14 +53,32 @@ macro_rules! lock_service {
                 &self,
                 request: Request<Streaming<v1::SessionCall>>,
             ) -> Result<Response<Self::SessionStream>, Status> {
-                let account = account(&request);
-                let answers = session::answers(Arc::clone(&self.node), account, request.into_inner());
+                let (account, shown) = (account(&request), self.somebody(&request)?);
+                let answers = session::answers(Arc::clone(&self.node), account, shown, request.into_inner());
                 Ok(Response::new(Box::pin(answers)))
             }
         }
     };
 }
 calls!(lock_service);
+
+impl<N: Node> Grpc<N> {
+    /// Who opens a stream of calls. Each of these is judged by itself; but the stream is for somebody only.
+    fn somebody<T>(&self, request: &Request<T>) -> Result<Shown, Status> {
+        let shown = Shown::of(request.extensions());
+        self.node.guard().permit(&shown, StreamOfCalls)?;
+        Ok(shown)
+    }
+}
+
+/// Opening a stream whose messages are calls.
+struct StreamOfCalls;
+
+impl Ruled for StreamOfCalls {
+    fn rule(&self) -> Rule<'_> {
+        Rule::Somebody
+    }
+}
 
 /// The account that the calls of a stream are charged to. A port that is served without a budget does not
 /// count.

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use futures::future::{AbortHandle, Abortable};
 use futures::stream::{SelectAll, poll_fn};
 use futures::{FutureExt, Stream, StreamExt};
@@ -44,7 +45,7 @@ use tonic::Status;
 use self::call::{Outcome, Watch};
 use self::under_way::{Open, UnderWay};
 use crate::edge::budget::{Account, Allowance};
-use crate::edge::{LeaseListener, Node, stopped};
+use crate::edge::{LeaseListener, Node, Shown, stopped};
 
 /// How many answers, or messages of the client, are handled before the other side has its turn.
 const TURN: usize = 256;
@@ -56,14 +57,16 @@ const STOPPING_GRACE: Duration = Duration::from_secs(1);
 pub(super) fn answers<N: Node>(
     node: Arc<N>,
     account: Arc<Account>,
+    shown: Shown,
     calls: impl Stream<Item = Result<SessionCall, Status>> + Send + Unpin,
 ) -> impl Stream<Item = Result<SessionAnswer, Status>> + Send {
     let mut session = Session {
         stop: Stop::Awaited(Box::pin(stopped(node.stopping()))),
         leases: node.lease_listener(),
+        expelled: Arc::clone(node.guard()).expelled(shown.caller().clone()).boxed(),
         begin: {
             let account = Arc::clone(&account);
-            move |seq, call| call::answer(&node, &account, seq, call)
+            move |seq, call| call::answer(&node, &account, &shown, seq, call)
         },
         calls,
         reading: true,
@@ -80,6 +83,8 @@ struct Session<C, B, F: Future + Send + 'static> {
     stop: Stop,
     /// Hears what others do to the leases that this stream uses.
     leases: LeaseListener,
+    /// Resolves when the client is nobody any more, who may ask nothing.
+    expelled: BoxFuture<'static, ApiError>,
     /// Starts a call.
     begin: B,
     /// What the client sends.
@@ -116,6 +121,10 @@ where
         loop {
             if matches!(self.stop, Stop::Over) {
                 return Poll::Ready(None);
+            }
+            if let Poll::Ready(error) = self.expelled.poll_unpin(cx) {
+                self.end();
+                return Poll::Ready(Some(Err(error.into())));
             }
             let is_drained = self.turn < TURN;
             if is_drained && let Some(answer) = self.poll_answer(cx) {

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::{body, error_response, given, json, query, respond, taking};
 use crate::call::calls;
-use crate::edge::{Call, Node};
+use crate::edge::{Call, Node, Shown};
 
 /// The header that may carry a request's id instead of its body.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -175,7 +175,9 @@ impl<N: Node> Routes<N> {
 
 /// Decodes a call, has it answered, and encodes the answer.
 async fn answer<N: Node, C: Routed>(State(node): State<Arc<N>>, request: Request) -> Response {
-    match decode::<C>(request).await {
+    let shown = Shown::of(request.extensions());
+    let call = decode::<C>(request).await.and_then(|call| node.guard().permit(&shown, call));
+    match call {
         Ok(call) => respond(node.call(call).await),
         Err(error) => error_response(&error),
     }

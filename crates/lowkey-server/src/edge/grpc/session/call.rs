@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use crate::call::calls;
 use crate::edge::budget::{Account, CALL_BYTES, Charge, Urgency};
-use crate::edge::{EventStream, Node, fault};
+use crate::edge::{EventStream, Node, Shown, fault};
 
 /// How many leases one message may renew: as many as fit into a request with the longest ids.
 const LEASES_PER_RENEWAL_MAX: usize = 6_000;
@@ -79,19 +79,25 @@ macro_rules! ask {
         /// Not an `async fn`, because that would store the call twice.
         fn ask<N: Node>(
             node: Arc<N>,
+            shown: Shown,
             call: Call,
         ) -> impl Future<Output = Result<Outcome, ApiError>> + Send {
             async move {
                 let answer = match call {
-                    $($($( Call::$Variant(request) => Answer::$Variant(node.call_on_stream(request).await?), )?)*)*
+                    $($($( Call::$Variant(request) => {
+                        let call = node.guard().permit(&shown, request)?;
+                        Answer::$Variant(node.call_on_stream(call).await?)
+                    } )?)*)*
                     Call::RenewLeases(request) => {
                         check_renewals(&request)?;
+                        let call = node.guard().permit(&shown, request)?;
                         // Boxed: larger than the others, and one call stands for many renewals.
-                        Answer::RenewLeases(Box::pin(node.call(request)).await?)
+                        Answer::RenewLeases(Box::pin(node.call(call)).await?)
                     }
                     Call::Watch(request) => {
                         // Boxed: larger than the others, and rare.
-                        let events = Box::pin(node.watch(request)).await?;
+                        let watch = node.guard().permit(&shown, request)?;
+                        let events = Box::pin(node.watch(watch)).await?;
                         return Ok(Outcome::Watching(events.stream));
                     }
                     Call::Cancel(seq) => unreachable!("the cancellation of {seq} was made a call"),
@@ -107,11 +113,12 @@ calls!(ask);
 pub(super) fn answer<N: Node>(
     node: &Arc<N>,
     account: &Arc<Account>,
+    shown: &Shown,
     seq: u64,
     call: Call,
 ) -> impl Future<Output = (u64, Outcome)> + Send + use<N> {
     let is_large = is_large(&call);
-    let asked = outcome(Arc::clone(node), call);
+    let asked = outcome(Arc::clone(node), shown.clone(), call);
     let asked = match is_large {
         true => Either::Left(charged(asked, Arc::clone(account)).boxed()),
         false => Either::Right(asked),
@@ -119,9 +126,9 @@ pub(super) fn answer<N: Node>(
     asked.map(move |outcome| (seq, outcome))
 }
 
-fn outcome<N: Node>(node: Arc<N>, call: Call) -> impl Future<Output = Outcome> + Send {
+fn outcome<N: Node>(node: Arc<N>, shown: Shown, call: Call) -> impl Future<Output = Outcome> + Send {
     // What a panic left half done belongs to this call alone. It is dropped unseen.
-    let asked = AssertUnwindSafe(ask(node, call)).catch_unwind();
+    let asked = AssertUnwindSafe(ask(node, shown, call)).catch_unwind();
     asked.map(|outcome| {
         let outcome = outcome.unwrap_or_else(|panic| Err(fault("a call of a session", &*panic)));
         outcome.unwrap_or_else(refused)
