@@ -90,7 +90,7 @@ pub use watch::{Observation, Observations, Watch};
 pub mod api {
     pub use lowkey_api::v1::{
         AccessGrant, CheckTokenResponse, CreateBackupResponse, EventType, GetLeaseResponse, GetLockResponse,
-        GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Principal, Scope,
-        Stats, TransferLeaderResponse, WatchEvent,
+        GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Principal,
+        Scope, Stats, TransferLeaderResponse, WatchEvent,
     };
 }
