@@ -168,6 +168,8 @@ mutants! {
     A_WIPED_NODE_FOUNDS_AGAIN: ByScenario, "a wiped node founds again";
     A_PROMISE_IS_TOLD_BEFORE_IT_IS_ON_DISK: ByScenario, "a promise is told before it is on disk";
     A_PROMISE_IS_GIVEN_UP_ALONE: ByScenario, "a promise is given up alone";
+    A_RESTORE_GOES_ON_COUNTING: ByScenario, "a restore goes on counting";
+    AN_EPOCH_IS_NOT_CLAIMED: ByScenario, "an epoch is not claimed";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
     A_HOLD_IS_ENDED_BY_AN_OLD_TERM: Never, "a hold is ended by an old term";
