@@ -38,7 +38,6 @@ fn acquire(lock: &str, owner: &str, request: &str) -> Request {
         value: Value::default(),
         max_hold: None,
         wait: false,
-        max_hold: None,
         since_unix_ms: 0,
         keeps_asked: false,
         request: RequestId::parse(request).expect("a request's id"),
