@@ -12,7 +12,6 @@ use crate::cli::Service;
 use crate::disks::snapshots::hold_large;
 use crate::harness::{Cluster, Ended, Node, eventually, http, rounds, run_to_end};
 
-
 /// Starts a node that must not live, and asks it all the while: nobody may be answered.
 fn refused(node: &Node) -> Ended {
     let over = AtomicBool::new(false);
