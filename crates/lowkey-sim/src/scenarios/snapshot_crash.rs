@@ -20,7 +20,7 @@ pub(super) fn before_compaction(script: &mut Script) -> Check {
         work_until_a_snapshot_is_written(script, node)?;
         let (saved, first) = (script.newest_snapshot(node), script.log_bounds(node).0);
         script.pause(node, 1_000);
-        script.until("the snapshot is on disk", 300, |script| script.newest_snapshot(node) > saved)?;
+        script.until("the snapshot is on disk", 500, |script| script.newest_snapshot(node) > saved)?;
         ensure(script.log_bounds(node).0 == first, || "the log was cut before the crash".into())?;
         come_back(script, node, first)?;
     }
