@@ -108,10 +108,10 @@ mutants! {
     A_CHANGE_OF_LEAD_IS_NOT_TOLD_TO_WAITERS: BySeeds, "a change of lead is not told to waiters";
     A_WAITER_IS_NOT_TOLD_THAT_ITS_LEASE_IS_GONE: BySeeds, "a waiter is not told that its lease is gone";
     // Grants that last for a limited time.
-    A_HOLD_IS_ENDED_EARLY: BySeeds, "a hold is ended early";
+    A_HOLD_IS_ENDED_EARLY: ByScenario, "a hold is ended early";
     A_HOLD_COUNTS_FROM_THE_REPLY: BySeeds, "a hold counts from the reply";
     A_LIMITED_GRANT_IS_GIVEN_AGAIN: BySeeds, "a limited grant is given again";
-    A_NEW_LEADER_TIMES_NO_HOLDS: BySeeds, "a new leader times no holds";
+    A_NEW_LEADER_TIMES_NO_HOLDS: ByScenario, "a new leader times no holds";
     THE_END_OF_A_HOLD_TAKES_A_LATER_GRANT: ByScenario, "the end of a hold takes a later grant";
     SNAPSHOT_WITHOUT_LIMITS: BySeeds, "snapshot without limits";
     // Watches.
