@@ -49,7 +49,7 @@ fn hostile_names_owners_and_values_stay_text_in_every_view() {
         }
         // The overview tells what happens from now on.
         if view.is_empty() {
-            browser.wait_text(".well", "leads");
+            browser.wait_text("#where", "leads");
             stage.hold(&format!("{HOSTILE}{QUOTED}"), HOSTILE, lease, "");
             browser.wait_text(".news", HOSTILE);
         }
@@ -73,7 +73,7 @@ fn hostile_names_owners_and_values_stay_text_in_every_view() {
 fn the_policy_lets_no_text_become_code() {
     let Some(stage) = Stage::set(1) else { return };
     stage.show("");
-    stage.browser.wait_text(".well", "leads");
+    stage.browser.wait_text("#where", "leads");
     // What a mistake of ours could look like. The browser refuses each, whoever asks for it.
     let refused = stage.browser.run_async(
         "let tried = 0;

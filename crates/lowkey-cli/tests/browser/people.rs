@@ -135,7 +135,7 @@ fn pictures_of_every_view() {
 fn the_first_paint_is_quick() {
     let Some(stage) = Stage::set(1) else { return };
     stage.show("");
-    stage.browser.wait_text(".well", "leads");
+    stage.browser.wait_text("#where", "leads");
     let script = "return performance.getEntriesByType('paint').find((it) => it.name === 'first-contentful-paint')?.startTime ?? false";
     let paint = stage.browser.wait("the first paint", script, json!([]));
     let script = "return performance.getEntriesByType('resource').map((it) => new URL(it.name).origin)";

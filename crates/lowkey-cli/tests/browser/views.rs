@@ -28,7 +28,7 @@ fn every_view_shows_what_the_api_says() {
     });
 
     stage.show("");
-    browser.wait_text(".well", "All 3 nodes answer");
+    browser.wait_text("#where", "3/3 nodes");
     browser.wait("the numbers are there", "return [...document.querySelectorAll('.tile strong')].slice(0, 3).map((it) => it.textContent).join() === '2,1,2'", json!([]));
     let leader = node.status().unwrap()["leaderId"].as_str().unwrap().to_owned();
     browser.wait_text(".card", &leader);
@@ -67,7 +67,7 @@ fn changes_show_soon_and_a_way_back_leads_back() {
     let lease = stage.lease("worker-1");
     stage.show("locks");
     browser.wait_text(".empty", "No lock is held.");
-    let hold = || drop(stage.hold("jobs/a", "worker-1", lease, ""));
+    let hold = || _ = stage.hold("jobs/a", "worker-1", lease, "");
     let held = stage.delay("a lock is held", hold, ROW, json!(["a", "worker-1"]));
     let mut waiting = None;
     let queue = || waiting = Some(stage.queue("jobs/a", "worker-2"));
@@ -101,7 +101,7 @@ fn a_killed_leader_shows_and_so_does_a_page_without_its_node() {
     let here = (leader + 1) % 3;
     let names: Vec<String> = stage.cluster.nodes.iter().map(|node| node.name.clone()).collect();
     stage.browser.go(&stage.url_at(here, ""));
-    stage.browser.wait_text(".well", "All 3 nodes answer");
+    stage.browser.wait_text("#where", "3/3 nodes");
     let dead = names[leader].clone();
     stage.cluster.nodes[leader].kill();
     let script = "return [...document.querySelectorAll('.card.gone')].some((card) => card.textContent.includes(arguments[0]))";
