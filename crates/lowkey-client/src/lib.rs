@@ -88,8 +88,8 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease,
-        LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Scope, Stats, TransferLeaderResponse,
-        WatchEvent,
+        AccessGrant, CheckTokenResponse, EventType, GetLeaseResponse, GetLockResponse, GetStatusResponse,
+        Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Principal, Scope, Stats,
+        TransferLeaderResponse, WatchEvent,
     };
 }
