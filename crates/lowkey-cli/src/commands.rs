@@ -9,6 +9,7 @@
 //! - `fence.rs`: `fence sql`, `fence reset`, which talk to nobody
 //! - `interrupts.rs`: how somebody ends one that goes on
 //! - `cert.rs`: certificates, which concern no cluster
+//! - `backup.rs`: backups, which but for making one need no node
 //! - `recover.rs`: the one that works on a data directory, with the server's help
 //! - `status.rs`, `health.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`, `manual.rs`: what they say
 //!
@@ -16,6 +17,7 @@
 
 pub(crate) mod access;
 pub(crate) mod audit;
+pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod cert;
 pub(crate) mod changes;

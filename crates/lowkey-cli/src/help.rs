@@ -334,6 +334,7 @@ const HELP: &[Help] = &[
             "lowkey server --join 10.0.0.1:9000 --node-id node-2 --insecure --raft-addr 10.0.0.2:7000",
             "lowkey --cluster-of 3 --join 10.0.0.1:9000,10.0.0.2:9000,10.0.0.3:9000 --form-secret-file secret",
             "lowkey --bootstrap --tls-cert certs/node.pem --tls-key certs/node-key.pem",
+            "lowkey --bootstrap --backup-to s3://backups/lowkey --backup-every 10m --backup-keep 48",
         ],
         commands: "dev, member",
         page: "docs/operate/three-machines.md",
@@ -343,9 +344,44 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey recover --data-dir ./data",
             "lowkey recover --data-dir ./data --yes-the-other-nodes-are-lost-for-good",
+            "lowkey recover --data-dir ./data --backup-to s3://backups/lowkey --yes-the-other-nodes-are-lost-for-good",
         ],
         commands: "member remove",
         page: "docs/operate/recover.md",
+    },
+    Help {
+        command: "backup",
+        examples: &[
+            "lowkey backup create --to s3://backups/lowkey",
+            "lowkey backup verify --from s3://backups/lowkey",
+            "lowkey backup restore --from s3://backups/lowkey --data-dir ./data",
+        ],
+        commands: "server, recover",
+        page: "docs/operate/backups.md",
+    },
+    Help {
+        command: "backup create",
+        examples: &["lowkey backup create", "lowkey backup create --to file:///var/backups/lowkey"],
+        commands: "backup verify, server",
+        page: "docs/operate/backups.md",
+    },
+    Help {
+        command: "backup list",
+        examples: &["lowkey backup list --from s3://backups/lowkey"],
+        commands: "backup verify",
+        page: "docs/operate/backups.md",
+    },
+    Help {
+        command: "backup verify",
+        examples: &["lowkey backup verify --from s3://backups/lowkey"],
+        commands: "backup list, backup restore",
+        page: "docs/operate/backups.md",
+    },
+    Help {
+        command: "backup restore",
+        examples: &["lowkey backup restore --from s3://backups/lowkey --data-dir ./data"],
+        commands: "backup list, recover",
+        page: "docs/operate/disasters/all-nodes-with-backup.md",
     },
     Help {
         command: "cert",

@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    access, audit, bench, cert, changes, completions, detached, dev, fence, health, leases, locks, manual,
-    member, recover, run, status,
+    access, audit, backup, bench, cert, changes, completions, detached, dev, fence, health, leases, locks,
+    manual, member, recover, run, status,
 };
 use exit::CommandFailure;
 
@@ -86,6 +86,8 @@ enum Command {
     Server(Box<server::ServerArgs>),
     /// Make a new cluster from one node, when the majority is lost for good
     Recover(recover::RecoverArgs),
+    /// Copy the cluster's state into object storage, and make a new cluster of a copy
+    Backup(Box<backup::BackupArgs>),
     /// Make certificates for encrypted ports: a CA, and those of nodes and clients
     Cert(cert::CertArgs),
     /// Run three nodes in one process, for trying things out
@@ -216,6 +218,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Fence(args) => fence::fence(&args),
         Command::Server(args) => server::run(*args),
         Command::Recover(args) => recover::recover(&args),
+        Command::Backup(args) => backup::backup(&args),
         Command::Cert(args) => cert::cert(&args),
         Command::Dev(args) => dev::dev(&args),
         Command::Bench(args) => bench::bench(&args),

@@ -8,18 +8,20 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
+use lowkey_backup::StoreUrl;
 use lowkey_core::NodeName;
 use lowkey_server::edge::budget::MemoryLimits;
 use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
 use lowkey_server::{
-    About, AuditLimits, ClusterOf, Config, Ended, FormSecret, JoinToken, RunningNode, StartError,
+    About, AuditLimits, BackupPlan, ClusterOf, Config, Ended, FormSecret, JoinToken, RunningNode, StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::address::{Listen, parse_listen};
+use crate::duration::parse_duration;
 use crate::exit::{CommandFailure, NO_SERVICE as EXIT_FAILED, USAGE as EXIT_USAGE};
 use crate::output::say;
 
@@ -61,6 +63,11 @@ pub(crate) struct ServerArgs {
     /// Join with the invitation in this file if the data directory is empty: see `lowkey member invite`
     #[arg(long, value_name = "FILE", env = "LOWKEY_JOIN_TOKEN_FILE", help_heading = "The cluster")]
     join_token_file: Option<PathBuf>,
+
+    /// With --bootstrap, when all nodes and all backups of the cluster before are lost: tokens begin above those that it can have
+    /// granted, by this machine's clock, and nothing is granted for the longest TTL
+    #[arg(long, env = "LOWKEY_AFTER_TOTAL_LOSS", value_parser = BoolishValueParser::new(), help_heading = "The cluster")]
+    after_total_loss: bool,
 
     /// Where the node keeps its data; made if it is missing
     #[arg(
@@ -205,6 +212,17 @@ pub(crate) struct ServerArgs {
     /// How large the audit's files may be together: the oldest are deleted first
     #[arg(long, value_name = "SIZE", default_value = "1GiB", env = "LOWKEY_AUDIT_MAX_SIZE", value_parser = parse_size, help_heading = "The audit")]
     audit_max_size: u64,
+    /// Where the leader makes backups: s3://BUCKET/FOLDER, gs://…, az://… or file:///FOLDER; give it to every node
+    #[arg(long, value_name = "URL", env = "LOWKEY_BACKUP_TO", help_heading = "Backups")]
+    backup_to: Option<StoreUrl>,
+
+    /// How often
+    #[arg(long, value_name = "TIME", default_value = "10m", env = "LOWKEY_BACKUP_EVERY", value_parser = parse_backup_every, help_heading = "Backups")]
+    backup_every: Duration,
+
+    /// How many of this cluster are kept; the newest one that could be read back is never deleted
+    #[arg(long, value_name = "N", default_value_t = 48, env = "LOWKEY_BACKUP_KEEP", value_parser = parse_positive, help_heading = "Backups")]
+    backup_keep: usize,
 
     /// Write logs as JSON, one object a line
     #[arg(long, env = "LOWKEY_LOG_JSON", value_parser = BoolishValueParser::new(), help_heading = "Logs")]
@@ -255,6 +273,12 @@ fn parse_cluster_size(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|size| (1..=max).contains(size))
         .ok_or_else(|| format!("must be a whole number from 1 to {max}; 3 or 5 is usual"))
+}
+
+/// More often than that would be one after the other.
+fn parse_backup_every(text: &str) -> Result<Duration, String> {
+    let every = parse_duration(text)?;
+    (every >= Duration::from_secs(1)).then_some(every).ok_or_else(|| "must be at least 1s".to_owned())
 }
 
 fn parse_node_name(text: &str) -> Result<NodeName, String> {
@@ -400,6 +424,15 @@ fn tls_files(
     Some(TlsFiles { certificate: certificate?, key: key?, client_ca })
 }
 
+/// Tests do not wait for the longest TTL; only an unoptimised build has this.
+fn quarantine() -> Option<Duration> {
+    #[cfg(debug_assertions)]
+    if let Some(ms) = std::env::var("LOWKEY_TEST_QUARANTINE_MS").ok().and_then(|text| text.parse().ok()) {
+        return Some(Duration::from_millis(ms));
+    }
+    None
+}
+
 async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), StartError> {
     let no_signals = |source| StartError::Io { doing: "cannot listen for signals".into(), source };
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -411,6 +444,9 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
         node_name: args.node_id,
         data_dir: args.data_dir,
         bootstrap: args.bootstrap,
+        after_total_loss: args.after_total_loss,
+        backup: args.backup_to.map(|to| BackupPlan { to, every: args.backup_every, keep: args.backup_keep }),
+        quarantine: quarantine(),
         join: args.join,
         join_token,
         cluster_of,

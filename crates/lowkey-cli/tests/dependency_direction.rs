@@ -55,9 +55,19 @@ const RULES: &[Rule] = &[
     },
     // What a node keeps of grants that are over: it knows files, and nothing of Raft or of the network.
     Rule { name: "lowkey-audit", ours: &["lowkey-core"], outside: Outside::Only(&["rusqlite"]) },
+    // Backups, and the place where restores meet.
+    Rule { name: "lowkey-backup", ours: &["lowkey-core", "lowkey-replica"], outside: Outside::AllBut(&[]) },
     Rule {
         name: "lowkey-server",
-        ours: &["lowkey-api", "lowkey-audit", "lowkey-core", "lowkey-replica", "lowkey-token", "lowkey-wal"],
+        ours: &[
+            "lowkey-api",
+            "lowkey-audit",
+            "lowkey-backup",
+            "lowkey-core",
+            "lowkey-replica",
+            "lowkey-token",
+            "lowkey-wal",
+        ],
         outside: Outside::AllBut(&[]),
     },
     Rule { name: "lowkey-client", ours: &["lowkey-api", "lowkey-token"], outside: Outside::AllBut(&[]) },
@@ -80,6 +90,7 @@ const RULES: &[Rule] = &[
         name: "lowkey-cli",
         ours: &[
             "lowkey-api",
+            "lowkey-backup",
             "lowkey-bench",
             "lowkey-client",
             "lowkey-core",

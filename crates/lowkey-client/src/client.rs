@@ -559,10 +559,26 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
-        self.unary_by(effect, request, |wire, request| ask(LockServiceClient::new(wire), request)).await
+        self.unary_within(self.call_timeout, effect, request, ask).await
     }
 
-    /// The same, for a call of any service.
+    /// The same for a call that may take longer than others.
+    pub(crate) async fn unary_within<Q, R, F>(
+        &self,
+        time: Duration,
+        effect: Effect,
+        request: &Q,
+        ask: impl Fn(LockServiceClient<Wire>, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
+        let ask = |wire, request| ask(LockServiceClient::new(wire), request);
+        self.wire_within(time, effect, request, ask).await
+    }
+
+    /// Like [`Inner::unary`], for a call of any service.
     pub(crate) async fn unary_by<Q, R, F>(
         &self,
         effect: Effect,
@@ -573,7 +589,21 @@ impl Inner {
         Q: Clone,
         F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
     {
-        let deadline = deadline_in(self.call_timeout);
+        self.wire_within(self.call_timeout, effect, request, ask).await
+    }
+
+    async fn wire_within<Q, R, F>(
+        &self,
+        time: Duration,
+        effect: Effect,
+        request: &Q,
+        ask: impl Fn(Wire, Q) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<tonic::Response<R>, tonic::Status>>,
+    {
+        let deadline = deadline_in(time);
         let mut backoff = Backoff::new();
         // The last error, which is a node's if a node said anything; and whether a copy of the call was
         // left without a clear answer.

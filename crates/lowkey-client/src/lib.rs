@@ -43,6 +43,7 @@
 
 mod access;
 mod audit;
+mod backups;
 mod beliefs;
 pub mod blocking;
 mod client;
@@ -89,9 +90,9 @@ pub use watch::{Observation, Observations, Watch};
 /// Messages of the API that calls answer with.
 pub mod api {
     pub use lowkey_api::v1::{
-        AccessGrant, AuditGap, AuditedGrant, CheckTokenResponse, EventType, ExplainResponse,
-        GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait, LockHolder,
-        LockWaiter, Member, Mode, Principal, QueryAuditRequest, QueryAuditResponse, Scope, Stats,
+        AccessGrant, AuditGap, AuditedGrant, CheckTokenResponse, CreateBackupResponse, EventType,
+        ExplainResponse, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait,
+        LockHolder, LockWaiter, Member, Mode, Principal, QueryAuditRequest, QueryAuditResponse, Scope, Stats,
         TransferLeaderResponse, WatchEvent,
     };
 }

@@ -16,6 +16,7 @@ mod claim;
 mod command;
 mod digest;
 mod encoding;
+mod epoch;
 mod fields;
 mod held;
 mod holders;
@@ -38,6 +39,7 @@ pub use command::{
 };
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
+pub use epoch::{Claim as EpochClaim, Epoch, EpochsKnown, EpochsSpent};
 pub use holders::Grant;
 pub use invitation::Invitation;
 pub use lowkey_mutants as mutants;
@@ -48,5 +50,6 @@ pub use name::{
 };
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use state::{
-    CountersSpent, FirstMembers, GrantView, Lease, LeaseView, LockView, NewBeginning, State, WaitView,
+    CountersSpent, FirstMembers, FirstNumbers, GrantView, Lease, LeaseView, LockView, NewBeginning, State,
+    WaitView,
 };

@@ -16,6 +16,7 @@ use crate::command::{NodeInfo, Reply};
 use crate::encoding::{
     DecodeError, NodeInfoProto, decode_hash, decode_mode, decode_scope, encode_mode, encode_scope,
 };
+use crate::epoch::Epoch;
 use crate::fields::{Fnv, Sink as _};
 use crate::holders::Grant;
 use crate::invitation::Invitation;
@@ -31,7 +32,7 @@ use crate::state::{Claimed, Lease, State, Wait};
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations. 5: who may do what; grants that last for a limited time; when locks were asked for.
+/// of nodes, and invitations. 5: who may do what; grants that last for a limited time; when locks were asked for; the epoch.
 pub const SNAPSHOT_VERSION: u32 = 5;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
@@ -41,7 +42,7 @@ fn version_of(state: &State) -> u32 {
     let keeps_asked = state.grants().any(|(_, grant)| grant.asked_unix_ms != 0)
         || state.waits.values().any(|wait| wait.asked_unix_ms != 0);
     let has_limits = !state.limited.is_empty() || state.waits.values().any(|wait| wait.max_hold.is_some());
-    if keeps_asked || has_limits || !state.access().is_empty() {
+    if keeps_asked || has_limits || state.epoch.is_some() || !state.access().is_empty() {
         SNAPSHOT_VERSION
     } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
         4
@@ -125,6 +126,9 @@ struct HeadProto {
     /// Behind the principals.
     #[prost(bool, tag = "25")]
     access_required: bool,
+    /// With it. 0 if there is none.
+    #[prost(uint64, tag = "55")]
+    epoch: u64,
 }
 
 const LEASES: u32 = 7;
@@ -309,6 +313,7 @@ impl State {
             last_member: self.last_member.0,
             quarantine: false,
             access_required: false,
+            epoch: 0,
         };
         let mut bytes = head.encode_to_vec();
         write_parts(&mut bytes, LEASES, self.leases().map(|(id, lease)| lease_proto(id, lease)));
@@ -323,7 +328,8 @@ impl State {
             .map(|((owner, request), remembered)| request_proto(Some(owner), request, remembered));
         write_parts(&mut bytes, LEASE_REQUESTS, requests);
         write_parts(&mut bytes, WAITS, self.waits.iter().map(|(ticket, wait)| wait_proto(*ticket, wait)));
-        let tail = HeadProto { quarantine: self.quarantine, ..HeadProto::default() };
+        let epoch = self.epoch.map_or(0, Epoch::number);
+        let tail = HeadProto { quarantine: self.quarantine, epoch, ..HeadProto::default() };
         bytes.extend(tail.encode_to_vec());
         let invitations = self.invitations.iter();
         write_parts(&mut bytes, INVITATIONS, invitations.map(|(hash, known)| invitation_proto(*hash, known)));
@@ -372,6 +378,7 @@ impl State {
         read_parts(bytes, LEASE_REQUESTS, |request| state.restore_lease_request(&request))?;
         read_parts(bytes, WAITS, |wait| state.restore_wait(wait))?;
         state.quarantine = head.quarantine;
+        state.epoch = decode_epoch(head.epoch, &state)?;
         if state.quarantine && !state.locks.is_empty() {
             return malformed("it is in quarantine, and locks are held");
         }
@@ -611,6 +618,18 @@ impl State {
         self.put_invitation(hash, Invitation { expires_unix_ms: proto.expires_unix_ms, used_by });
         Ok(())
     }
+}
+
+fn decode_epoch(number: u64, state: &State) -> Result<Option<Epoch>, SnapshotError> {
+    if number == 0 {
+        return Ok(None);
+    }
+    let Some(epoch) = Epoch::new(number) else { return malformed(format!("{number} is no epoch")) };
+    let lowest = state.last_token.0.min(state.last_lease.0).min(state.revision);
+    if lowest < epoch.first_counter() {
+        return malformed(format!("a counter stands at {lowest}, below the first number of epoch {epoch}"));
+    }
+    Ok(Some(epoch))
 }
 
 fn invitation_proto(hash: InvitationHash, known: &Invitation) -> InvitationProto {

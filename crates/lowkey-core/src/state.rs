@@ -28,6 +28,7 @@ use crate::access::Access;
 use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
+use crate::epoch::Epoch;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::invitation::Invitations;
@@ -40,7 +41,7 @@ use crate::recent::Recent;
 
 pub(crate) use self::check::Claimed;
 
-pub use self::beginning::{CountersSpent, FirstMembers, NewBeginning};
+pub use self::beginning::{CountersSpent, FirstMembers, FirstNumbers, NewBeginning};
 pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 
 /// Everything that the replicas of a group agree on.
@@ -90,6 +91,8 @@ pub struct State {
     pub(crate) digest: Digest,
     /// Nothing is granted: the cluster began anew, and holders of before may still believe.
     pub(crate) quarantine: bool,
+    /// Where the counters began, if an epoch was claimed for that. It never changes.
+    pub(crate) epoch: Option<Epoch>,
 }
 
 /// A client's presence.
@@ -202,6 +205,7 @@ impl State {
             access: Arc::default(),
             digest: Digest::default(),
             quarantine: false,
+            epoch: None,
         }
     }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use lowkey_core::{
-    AccessChange, Caller, CertificateName, ClusterId, Command, GrantPath, NewBeginning, NodeIdentity,
-    NodeInfo, NodeName, On, PrincipalName, Refusal, Reply, State, TokenHash, TokenId, Verb, Verbs,
+    AccessChange, Caller, CertificateName, ClusterId, Command, FirstNumbers, GrantPath, NewBeginning,
+    NodeIdentity, NodeInfo, NodeName, On, PrincipalName, Refusal, Reply, State, TokenHash, TokenId, Verb,
+    Verbs,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -332,8 +333,13 @@ fn a_cluster_that_begins_anew_does_not_come_back_open() {
         command_version: lowkey_core::COMMAND_VERSION,
         key_hash: None,
     };
-    let beginning =
-        NewBeginning { cluster: ClusterId([9; 16]), node, unix_minutes: 5, spread: 0, quarantine: false };
+    let beginning = NewBeginning {
+        cluster: ClusterId([9; 16]),
+        node,
+        numbers: FirstNumbers::Unclaimed { unix_minutes: 5, spread: 0 },
+        keep_tokens: true,
+        quarantine: false,
+    };
     let (anew, _) = state.begin_anew(beginning).unwrap();
     assert_eq!(anew.access(), state.access());
     assert!(anew.access().is_required());

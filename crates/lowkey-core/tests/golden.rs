@@ -49,10 +49,10 @@ use std::path::Path;
 
 use lowkey_core::{
     AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
-    ClusterId, Command, EndedGrant, Event, GrantPath, GrantRef, HoldRef, InTheWay, Invalid, InvitationHash,
-    KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName,
-    OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope, Silence, State, Ticket, Token,
-    TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
+    ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, HoldRef, InTheWay, Invalid,
+    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity,
+    NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope, Silence, State,
+    Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -484,8 +484,8 @@ impl goldenscript::Runner for Runner {
                 let beginning = NewBeginning {
                     cluster: ClusterId([8; 16]),
                     node: node(name, Some(*identity), None, None, None)?,
-                    unix_minutes: *unix_minutes,
-                    spread: 0,
+                    numbers: FirstNumbers::Unclaimed { unix_minutes: *unix_minutes, spread: 0 },
+                    keep_tokens: true,
                     quarantine: !at_once,
                 };
                 let (state, member) =

@@ -108,10 +108,10 @@ mutants! {
     A_CHANGE_OF_LEAD_IS_NOT_TOLD_TO_WAITERS: BySeeds, "a change of lead is not told to waiters";
     A_WAITER_IS_NOT_TOLD_THAT_ITS_LEASE_IS_GONE: BySeeds, "a waiter is not told that its lease is gone";
     // Grants that last for a limited time.
-    A_HOLD_IS_ENDED_EARLY: BySeeds, "a hold is ended early";
+    A_HOLD_IS_ENDED_EARLY: ByScenario, "a hold is ended early";
     A_HOLD_COUNTS_FROM_THE_REPLY: BySeeds, "a hold counts from the reply";
     A_LIMITED_GRANT_IS_GIVEN_AGAIN: BySeeds, "a limited grant is given again";
-    A_NEW_LEADER_TIMES_NO_HOLDS: BySeeds, "a new leader times no holds";
+    A_NEW_LEADER_TIMES_NO_HOLDS: ByScenario, "a new leader times no holds";
     THE_END_OF_A_HOLD_TAKES_A_LATER_GRANT: ByScenario, "the end of a hold takes a later grant";
     SNAPSHOT_WITHOUT_LIMITS: BySeeds, "snapshot without limits";
     // Watches.
@@ -168,6 +168,8 @@ mutants! {
     A_WIPED_NODE_FOUNDS_AGAIN: ByScenario, "a wiped node founds again";
     A_PROMISE_IS_TOLD_BEFORE_IT_IS_ON_DISK: ByScenario, "a promise is told before it is on disk";
     A_PROMISE_IS_GIVEN_UP_ALONE: ByScenario, "a promise is given up alone";
+    A_RESTORE_GOES_ON_COUNTING: ByScenario, "a restore goes on counting";
+    AN_EPOCH_IS_NOT_CLAIMED: ByScenario, "an epoch is not claimed";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
     A_HOLD_IS_ENDED_BY_AN_OLD_TERM: Never, "a hold is ended by an old term";

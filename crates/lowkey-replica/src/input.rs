@@ -54,6 +54,9 @@ pub enum Input {
         /// The snapshot's index.
         index: u64,
     },
+    /// Somebody wants a snapshot of what is applied now: for a backup. It is made beside the turns, also of a small state.
+    /// While another one is being made, or after a failure, nothing happens: ask again.
+    MakeSnapshot,
     /// How much room the log has on its disk.
     Disk(DiskRoom),
     /// Hand the lead to another voter, if there is one and this is the leader.

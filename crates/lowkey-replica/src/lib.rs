@@ -43,7 +43,7 @@ pub use lowkey_record::{Record, RecordKind};
 pub use output::{CannotLead, Failure, Output, Persist, Renewal, Response, SnapshotFile, Turn};
 pub use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 pub use reads::{Query, Remaining};
-pub use recovery::{Found, Founding, RecoverError, Survivor, begin_anew, found, found_together};
+pub use recovery::{Found, Founding, RecoverError, SavedState, Survivor, begin_anew, found, found_together};
 pub use replica::{Fatal, MemberStatus, Replica, Role, Status};
 pub use snapshots::{JobError, ReceivedSnapshot, SnapshotJob, may_save_snapshot};
 pub use time::{MILLISECOND, Nanos};

@@ -6,6 +6,7 @@
 //! snapshot it goes on, where it does not it is given up. What cannot be explained by a crash is
 //! refused.
 
+mod saved;
 mod survivor;
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use lowkey_record::Record;
 use raft::RawNode;
 use raft::eraftpb;
 
+pub use self::saved::SavedState;
 pub use self::survivor::{Survivor, begin_anew};
 use crate::config::Config;
 use crate::log::{LogStore, records};

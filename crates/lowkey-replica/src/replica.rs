@@ -62,7 +62,7 @@ use crate::log::{Appends, LogStore, records};
 use crate::output::{Failure, Output, Persist, Turn};
 use crate::reads::{self, Query};
 use crate::recovery::{self, Found, RecoverError, Started};
-use crate::snapshots::{ReceivedSnapshot, Snapshots};
+use crate::snapshots::{Pace, ReceivedSnapshot, Snapshots};
 use crate::time::{MILLISECOND, Nanos};
 use crate::wire;
 
@@ -177,9 +177,10 @@ impl Replica {
             Input::SnapshotFailed { index } => self.snapshots.failed(index),
             Input::SnapshotLost { index } => {
                 if self.snapshots.lost(index) {
-                    self.make_snapshot();
+                    self.make_snapshot(Pace::AtOnce);
                 }
             }
+            Input::MakeSnapshot => self.make_snapshot(Pace::Beside),
             Input::Disk(room) => self.disk = room,
             Input::HandOver => self.hand_over(),
         }
@@ -376,16 +377,16 @@ impl Replica {
         }
         self.settle_transfer(now);
         if self.node.store().take_snapshot_wanted() {
-            self.make_snapshot();
+            self.make_snapshot(Pace::AtOnce);
         }
     }
 
     /// Has a snapshot of the applied state made. Nobody is to begin from a state that is in doubt.
-    fn make_snapshot(&mut self) {
+    fn make_snapshot(&mut self, pace: Pace) {
         if self.divergence().is_some() {
             return;
         }
-        let job = self.snapshots.make(&self.config, self.node.store(), &self.state, &self.conf_state);
+        let job = self.snapshots.make(&self.config, self.node.store(), &self.state, &self.conf_state, pace);
         if let Some(job) = job {
             self.output.snapshot = Some(job);
         }
@@ -503,7 +504,7 @@ impl Replica {
         self.propose_feasible(now);
         self.settle(now);
         if self.snapshots.is_due(self.state.revision(), &self.config) {
-            self.make_snapshot();
+            self.make_snapshot(Pace::AtOnce);
         }
         Ok(self.take_output())
     }

@@ -36,6 +36,15 @@ use crate::wire::{self, SnapshotParts};
 /// How long after a failure the next snapshot is tried: 3 s.
 const FAILURE_TICKS: u32 = 300;
 
+/// How a snapshot of a small state is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// Of the state, in this turn.
+    AtOnce,
+    /// As that of a large one: beside the turns. For one that is not due, and that nobody may wait for.
+    Beside,
+}
+
 /// Invariants:
 /// - At most one snapshot is being made at a time.
 /// - The log holds every entry behind `saved`: the next snapshot is made from these.
@@ -132,13 +141,14 @@ impl Snapshots {
         store: &LogStore,
         state: &State,
         conf_state: &ConfState,
+        pace: Pace,
     ) -> Option<SnapshotJob> {
         let (base, applied) = (self.saved, state.revision());
         let is_new = applied > base || self.is_lost;
         if self.being_made.is_some() || self.pause_ticks > 0 || base == 0 || !is_new {
             return None;
         }
-        let source = match self.is_lost || self.is_small(config) {
+        let source = match self.is_lost || (pace == Pace::AtOnce && self.is_small(config)) {
             true => Source::State(state.encode_snapshot()),
             false => Source::Entries(store.between(base, applied)?),
         };

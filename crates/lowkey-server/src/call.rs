@@ -217,6 +217,13 @@ macro_rules! calls {
                     http: { POST "/v1/cluster/invitations" r#"{"ttlSeconds":3600}"# }
                     session: {}
                 }
+                // Makes a backup. The node that is asked makes it, from what the leader has committed.
+                CreateBackup(v1::CreateBackupRequest) -> v1::CreateBackupResponse {
+                    node: { changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { create_backup }
+                    http: { POST "/v1/cluster/backups" r#"{"to":"file:///var/backups/lowkey"}"# }
+                    session: {}
+                }
                 // Transfers the lead to a node. Idempotent: asking again for what has happened is harmless.
                 TransferLeader(v1::TransferLeaderRequest) -> v1::TransferLeaderResponse {
                     node: { number: 13, changes: false, place: Root, needs: admin, id: request_id }

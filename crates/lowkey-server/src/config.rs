@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lowkey_core::NodeName;
 
+use crate::backups::BackupPlan;
 use crate::edge::http::{HttpHost, HttpOrigin};
 use crate::edge::serve::ServeLimits;
 use crate::edge::tls::TlsFiles;
@@ -21,6 +22,13 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Found a cluster if the directory is empty.
     pub bootstrap: bool,
+    /// Found it above all tokens of one that was lost with everything, and wait until nobody of before believes any more.
+    pub after_total_loss: bool,
+    /// Where backups go, if this node is to make any by itself.
+    pub backup: Option<BackupPlan>,
+    /// How long a cluster that began anew grants nothing, if not for the longest time to live. For tests: the release build
+    /// of the binary never sets it.
+    pub quarantine: Option<Duration>,
     /// gRPC addresses of members of the cluster to join if the directory is empty.
     pub join: Vec<String>,
     /// Found a cluster together with others if the directory is empty and there is none yet. `join` names all of them.

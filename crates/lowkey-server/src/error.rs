@@ -87,6 +87,11 @@ pub enum StartError {
         /// Why, and what to do.
         problem: String,
     },
+    /// A directory cannot be restored into.
+    NotRestored {
+        /// Why, and what to do.
+        problem: String,
+    },
     /// The replica ended by itself.
     Replica(String),
 }
@@ -177,7 +182,9 @@ impl std::fmt::Display for StartError {
                  before; to found another cluster, empty that directory first",
                 path.display()
             ),
-            Self::Join { problem } | Self::NotRecovered { problem } => f.write_str(problem),
+            Self::Join { problem } | Self::NotRecovered { problem } | Self::NotRestored { problem } => {
+                f.write_str(problem)
+            }
             Self::Replica(problem) => f.write_str(problem),
         }
     }

@@ -5,13 +5,14 @@
 //!
 //! The rest: `host` is what all groups share, above all the log. `peers` carries messages and forwarded
 //! requests between nodes. `watch` tells watchers what happened, and `audit` those who ask later. `storage` is the data
-//! directory. `forming` founds a cluster with others. `recover`
-//! makes a new cluster of one node. `metrics` counts. [`start`] puts them together.
+//! directory. `forming` founds a cluster with others. `recover` makes a new cluster of one node, and `restore` of a
+//! backup, which `backups` makes. `metrics` counts. [`start`] puts them together.
 //!
 //! Deliberately absent: any decision about leases and locks. The replica alone decides what is granted.
 
 mod access;
 mod audit;
+mod backups;
 mod call;
 mod config;
 mod dial;
@@ -28,17 +29,20 @@ mod node_key;
 mod operation;
 mod peers;
 mod recover;
+mod restore;
 mod service;
 mod storage;
 mod watch;
 
+pub use backups::BackupPlan;
 pub use config::{AuditLimits, Config};
 pub use error::StartError;
 pub use forming::{ClusterOf, FormSecret};
 pub use invitation::JoinToken;
 pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 pub use node::{About, Ended, RunningNode, start};
-pub use recover::{Inspected, Lost, LostCluster, Recovered, Unfinished, inspect};
+pub use recover::{Anew, Inspected, Lost, LostCluster, Recovered, Unfinished, inspect};
+pub use restore::{Restored, check_empty, restore};
 pub use storage::belongs_to_cluster;
 
 /// Random bytes from the operating system.

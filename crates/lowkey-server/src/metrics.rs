@@ -10,6 +10,7 @@ mod tally;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lowkey_api::ApiError;
@@ -29,9 +30,12 @@ use prometheus_client::registry::{Registry, Unit};
 
 use self::tally::Tally;
 use crate::audit::Audit;
+use crate::backups::Told;
 use crate::edge::budget::Budget;
 use crate::edge::tls::Tls;
+use crate::host::clock::Clock;
 use crate::lane::Lanes;
+use crate::service::recovering_seconds;
 
 /// The content type of `/metrics`.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -300,6 +304,8 @@ pub(crate) struct Observed {
     pub(crate) budget: Arc<Budget>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) audit: Option<Arc<Audit>>,
+    pub(crate) backups: Arc<Told>,
+    pub(crate) clock: Clock,
 }
 
 impl fmt::Debug for Observed {
@@ -344,6 +350,11 @@ impl Collector for Observed {
             "What is kept for clients: calls under way, and answers that they have not taken",
             self.budget.used_bytes() as u64,
         )?;
+        let recovering = recovering_seconds(&status, self.clock);
+        let help = "For how many seconds more at most nothing is granted after a recovery or a restore";
+        gauge(encoder, "recovering_seconds", help, recovering)?;
+        gauge(encoder, "epoch", "The epoch that tokens began with; 0 if none was taken", lane.view.epoch())?;
+        self.encode_backups(encoder)?;
         self.encode_tls(encoder)?;
         self.encode_audit(encoder)?;
         self.encode_access(encoder)?;
@@ -398,6 +409,22 @@ impl Observed {
         )?;
         gauge(encoder, "audit_recorded_index", "The last entry that the audit covers", standing.recorded)?;
         gauge(encoder, "audit_bytes", "What the audit's files take", standing.bytes)
+    }
+
+    /// Backups that this node made; and, where it leads and keeps to a plan, the age of the newest.
+    fn encode_backups(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (made, failed) = (&self.backups.made, &self.backups.failed);
+        counter(
+            encoder,
+            "backups_made",
+            "Backups that were made and read back",
+            made.load(Ordering::Relaxed),
+        )?;
+        counter(encoder, "backups_failed", "Backups that could not be made", failed.load(Ordering::Relaxed))?;
+        match self.backups.newest_age_seconds() {
+            Some(age) => gauge(encoder, "backup_age_seconds", "The age of the newest good backup", age),
+            None => Ok(()),
+        }
     }
 
     /// Who is let in.

@@ -10,9 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 use lowkey_api::v1::AddPeerRequest;
-use lowkey_core::{COMMAND_VERSION, ClusterId, GroupId, MemberId, NodeInfo};
+use lowkey_core::{
+    COMMAND_VERSION, ClusterId, Epoch, FirstNumbers, GroupId, MemberId, NewBeginning, NodeInfo, State,
+};
 use lowkey_replica::forming::{Belongs, Memory};
-use lowkey_replica::{Found, Replica, Status, found};
+use lowkey_replica::{Found, Founding, Replica, Status, begin_anew, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -20,6 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::audit::Audit;
+use crate::backups::Backups;
 use crate::config::Config;
 use crate::dial::Dialer;
 use crate::edge::budget::Budget;
@@ -66,6 +69,9 @@ const KEYS_VERSION: u32 = 6;
 
 /// The revision of a cluster in which nothing has happened yet.
 const FOUNDING_REVISION: u64 = 1;
+
+/// The term of what is on disk before the first election.
+const FOUNDING_TERM: u64 = 1;
 
 /// A running node.
 pub struct RunningNode {
@@ -133,6 +139,10 @@ pub async fn start(config: Config) -> Result<RunningNode, StartError> {
         let problem =
             "with it, --join names all nodes that found the cluster, and --bootstrap is left away".into();
         return Err(StartError::Flag { flag: "--cluster-of", problem });
+    }
+    if config.after_total_loss && !config.bootstrap {
+        let problem = "is about the cluster that --bootstrap founds: add that, or leave this away".into();
+        return Err(StartError::Flag { flag: "--after-total-loss", problem });
     }
     for address in &config.join {
         parse_address("join", address)
@@ -276,11 +286,35 @@ async fn settle_membership(
     }
     if config.bootstrap && !join::any_has_cluster(dialer, &config.join).await? {
         let cluster = ClusterId(random_bytes()?);
+        if config.after_total_loss {
+            directory.found(cluster, &found_after_total_loss(cluster, info)?)?;
+            return Ok("founded a new cluster after a total loss");
+        }
         directory.found(cluster, &found(GroupId::ROOT, cluster, info.clone()))?;
         return Ok("founded a new cluster");
     }
     directory.join(join::join(dialer, &config.join, info).await?)?;
     Ok("joined the cluster")
+}
+
+/// The first things on disk of a cluster in place of one of which nothing is left: above its tokens, by the clock.
+fn found_after_total_loss(cluster: ClusterId, info: &NodeInfo) -> Result<Founding, StartError> {
+    let flag = |problem: String| StartError::Flag { flag: "--after-total-loss", problem };
+    let epoch = Epoch::after_total_loss(unix_ms() / 60_000).map_err(|spent| flag(spent.to_string()))?;
+    tracing::warn!(
+        %epoch,
+        "this cluster begins after a total loss: its tokens begin at its epoch, by the clock of this machine alone; if that \
+         is wrong, or if another cluster is founded like this within 17 hours, the tokens of the two may be the same"
+    );
+    let beginning = NewBeginning {
+        cluster,
+        node: info.clone(),
+        numbers: FirstNumbers::Claimed(epoch),
+        keep_tokens: false,
+        quarantine: true,
+    };
+    begin_anew(&State::new(cluster), FOUNDING_TERM, beginning)
+        .map_err(|_| flag("the clock of this machine is wrong: set it right, and try again".into()))
 }
 
 /// Who this node is, and where it belongs.
@@ -333,11 +367,16 @@ fn run(
     // Memory that is kept for clients is counted together, on every port.
     let budget = Arc::new(Budget::new(config.limits.memory));
     let audit = Audit::start(config.audit, &directory.path, cluster, applied).map_err(no_thread)?;
+    let identity = (cluster, info.name.to_string());
+    let backups = Backups::start(config.backup.clone(), identity, lanes.clone(), stopping.subscribe());
+    let backups = backups.map_err(no_thread)?;
     let observed = Observed {
         lanes: lanes.clone(),
         budget: Arc::clone(&budget),
         tls: tls.clone(),
         audit: audit.clone(),
+        backups: Arc::clone(&backups.told),
+        clock,
     };
     let metrics = Metrics::new(&replica_metrics, observed);
     let host = Host::start(clock, wal, links, replica_metrics, directory.path.clone()).map_err(no_thread)?;
@@ -353,6 +392,7 @@ fn run(
         lanes,
         forwarders,
         metrics,
+        backups,
         clock,
         audit,
         stopping,
@@ -400,10 +440,13 @@ fn root_lane(
     stopping: &watch::Sender<bool>,
 ) -> Result<(Arc<Lane>, Replica, HubFeed), StartError> {
     let seed = u64::from_le_bytes(random_bytes()?);
+    let usual = lowkey_replica::Config::new(GroupId::ROOT, member, seed);
+    let quarantine = config.quarantine.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     let replica_config = lowkey_replica::Config {
         unix_ms_at_zero: unix_ms(),
         leases_max: config.leases_max,
-        ..lowkey_replica::Config::new(GroupId::ROOT, member, seed)
+        quarantine_nanos: quarantine.unwrap_or(usual.quarantine_nanos),
+        ..usual
     };
     let replica =
         Replica::recover(replica_config, cluster, found).map_err(|error| directory.unusable(error))?;

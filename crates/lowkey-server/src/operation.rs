@@ -6,11 +6,13 @@
 //!
 //! - `leases.rs`, `locks.rs`, `reads.rs`, `cluster.rs`, `access.rs`: the operations
 //! - `audit.rs`: questions about grants that are over
+//! - `backups.rs`: backups at a client's wish, which the asked node makes
 //! - `elections.rs`: calls that become operations on the election's lock
 //! - `failure.rs`: the answers when there is no good one
 
 mod access;
 mod audit;
+mod backups;
 mod cluster;
 mod elections;
 mod failure;

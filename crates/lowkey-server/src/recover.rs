@@ -24,7 +24,8 @@ use std::sync::Arc;
 
 use lowkey_audit::{Position, Row, append_recovered};
 use lowkey_core::{
-    COMMAND_VERSION, Cause, ClusterId, EndedGrant, MemberId, NewBeginning, NodeIdentity, NodeInfo, State,
+    COMMAND_VERSION, Cause, ClusterId, EndedGrant, FirstNumbers, MemberId, NewBeginning, NodeIdentity,
+    NodeInfo, State,
 };
 use lowkey_replica::Survivor;
 use lowkey_replica::forming::Memory;
@@ -82,6 +83,8 @@ pub struct Lost {
     pub locks: usize,
     /// The highest token that it knows of.
     pub last_token: u64,
+    /// The highest of all numbers that are never given twice, as far as it knows.
+    pub highest_counter: u64,
 }
 
 /// A recovery that was decided, and interrupted.
@@ -153,31 +156,63 @@ pub fn inspect(path: &Path) -> Result<Inspected, StartError> {
         leases: state.leases().len(),
         locks: state.lock_count(),
         last_token: state.last_token().0,
+        highest_counter: state.last_token().0.max(state.last_lease().0).max(state.revision()),
     };
     Ok(Inspected::Lost(Box::new(LostCluster { path: path.to_owned(), lock, node, info, survivor, about })))
 }
 
+/// How a new cluster begins that takes the place of another one.
+#[derive(Clone, Debug)]
+pub struct Anew {
+    /// Its id: one that no cluster ever had.
+    pub cluster: ClusterId,
+    /// Where its counters begin.
+    pub numbers: FirstNumbers,
+    /// Bearer tokens stay good. What takes a cluster's place out of a backup may not know that one was revoked.
+    pub keep_tokens: bool,
+    /// Without it locks are granted at once, while earlier holders may still believe that they hold.
+    pub quarantine: bool,
+}
+
+impl Anew {
+    /// A new cluster whose counters begin at random within the present minute's numbers: nothing was claimed for it.
+    pub fn unclaimed(quarantine: bool) -> Result<Self, StartError> {
+        let (unix_minutes, spread) = (unix_ms() / 60_000, u32::from_le_bytes(random_bytes()?));
+        let numbers = FirstNumbers::Unclaimed { unix_minutes, spread };
+        Ok(Self { cluster: Self::random_id()?, numbers, keep_tokens: true, quarantine })
+    }
+
+    /// An id that no cluster ever had.
+    pub fn random_id() -> Result<ClusterId, StartError> {
+        Ok(ClusterId(random_bytes()?))
+    }
+}
+
 impl LostCluster {
+    /// The cluster's id.
+    pub fn cluster(&self) -> ClusterId {
+        self.survivor.state().cluster()
+    }
+
     /// What it was.
     pub fn about(&self) -> &Lost {
         &self.about
     }
 
-    /// Makes a new cluster of it. Without quarantine it grants at once, while earlier holders may still
-    /// believe that they hold.
-    pub fn begin_anew(self, quarantine: bool) -> Result<Recovered, StartError> {
+    /// Makes a new cluster of it.
+    pub fn begin_anew(self, anew: Anew) -> Result<Recovered, StartError> {
         let Self { path, lock, node, info, survivor, .. } = self;
         let lock = match lock {
             Some(lock) => lock,
             None => storage::lock(&path, true)?.expect("it is made where it is missing"),
         };
-        let (cluster, identity) = (ClusterId(random_bytes()?), NodeIdentity(random_bytes()?));
+        let (cluster, identity) = (anew.cluster, NodeIdentity(random_bytes()?));
         let beginning = NewBeginning {
             cluster,
             node: NodeInfo { identity: Some(identity), command_version: COMMAND_VERSION, ..info },
-            unix_minutes: unix_ms() / 60_000,
-            spread: u32::from_le_bytes(random_bytes()?),
-            quarantine,
+            numbers: anew.numbers,
+            keep_tokens: anew.keep_tokens,
+            quarantine: anew.quarantine,
         };
         let (old, old_state) = (survivor.state().cluster(), survivor.state().clone());
         let term = survivor.term();

@@ -38,6 +38,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::access::Permitted;
 use crate::audit::Audit;
+use crate::backups::Backups;
 use crate::call::{REPORT, calls};
 use crate::edge::stopped;
 use crate::host::clock::Clock;
@@ -50,7 +51,7 @@ use crate::peers::{Forward, ForwardError, Forwarded, Forwarders, Hello, proto};
 
 use self::auditing::READ_AUDIT;
 pub(crate) use auditing::gap as audit_gap;
-pub(crate) use status::members;
+pub(crate) use status::{members, recovering_seconds};
 
 /// How long a request waits for a leader before it is refused. Nothing was done for it then.
 const LEADER_WAIT: Duration = Duration::from_millis(800);
@@ -72,6 +73,7 @@ pub struct Service {
     pub(crate) lanes: Lanes,
     pub(crate) forwarders: Forwarders,
     pub(crate) metrics: Metrics,
+    pub(crate) backups: Backups,
     pub(crate) clock: Clock,
     /// What is kept of grants that are over; nothing if nothing is to be.
     pub(crate) audit: Option<Arc<Audit>>,

@@ -97,6 +97,11 @@ impl SnapshotFiles {
         snapshots::save(&*self.disk, self.group, index, payload)
     }
 
+    /// The index of the newest one.
+    pub(crate) fn newest(&self) -> Result<Option<u64>, SealedError> {
+        Ok(snapshots::list(&*self.disk, self.group)?.pop())
+    }
+
     /// The payload of the snapshot of an index.
     pub(crate) fn load(&self, index: u64) -> Result<Vec<u8>, LoadError> {
         let loaded = snapshots::load(&*self.disk, self.group, index).map_err(LoadError::Sealed)?;
@@ -277,6 +282,17 @@ pub fn belongs_to_cluster(path: &Path) -> bool {
         && RealDisk::open(path).is_ok_and(|disk| {
             NodeFile::read(&disk).is_ok_and(|node| node.is_some_and(|node| node.membership.is_some()))
         })
+}
+
+/// True if a node may begin anew in a directory: none that founded or joined a cluster was ever there. What an attempt
+/// left that did not finish is in nobody's way: see the top of this file.
+pub(crate) fn is_free(path: &Path) -> Result<bool, StartError> {
+    let failed = |source| StartError::Io { doing: format!("cannot read {}", path.display()), source };
+    let disk = RealDisk::open(path).map_err(failed)?;
+    match NodeFile::read(&disk).map_err(|error| error.in_directory(path, None))? {
+        Some(node) => Ok(node.membership.is_none()),
+        None => Ok(!Wal::exists(&disk).map_err(failed)? && !snapshots::exist(&disk)?),
+    }
 }
 
 /// Takes the lock of a directory. It stays held until it is dropped. `None` if the file is missing and must

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
 use lowkey_core::{
-    COMMAND_VERSION, ClusterId, GroupId, KeyHash, MemberId, NewBeginning, NodeIdentity, NodeInfo, NodeName,
-    RequestId, State, mutants,
+    COMMAND_VERSION, ClusterId, FirstNumbers, GroupId, KeyHash, MemberId, NewBeginning, NodeIdentity,
+    NodeInfo, NodeName, RequestId, State, mutants,
 };
 use lowkey_replica::{
     CallId, Config, Divergence, Found, Founding, History, Input, Nanos, Output, Replica, Role, SnapshotJob,
@@ -153,8 +153,8 @@ fn founding(plan: &WorldPlan, group: usize) -> Founding {
     let beginning = NewBeginning {
         cluster: CLUSTER,
         node: node_info(1),
-        unix_minutes: 1_000,
-        spread: 0,
+        numbers: FirstNumbers::Unclaimed { unix_minutes: 1_000, spread: 0 },
+        keep_tokens: true,
         quarantine: true,
     };
     begin_anew(&State::new(CLUSTER), 7, beginning).expect("counters go that far")

@@ -24,6 +24,7 @@ mod quarantine;
 mod release_retried;
 mod removal;
 mod renewal_at_expiry;
+mod restore;
 mod rounds;
 mod script;
 mod slow;
@@ -153,6 +154,7 @@ pub const ALL: &[Scenario] = &[
         recovered: true,
         ..story("nothing_is_granted_in_quarantine_under_two_leaders", quarantine::under_two_leaders)
     },
+    story("a_cluster_restored_twice_from_an_older_backup", restore::from_an_older_backup),
     story("a_slow_leader_keeps_its_lead_and_gives_stalls_back", slow::keeps_its_lead),
     story("what_made_all_patient_is_over_and_a_leader_is_missed_soon", slow::over),
     story("late_answers_make_all_patient", slow::late_answers),

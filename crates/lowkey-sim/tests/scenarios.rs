@@ -93,6 +93,7 @@ scenarios! {
     three_states_and_no_majority
     an_elections_leader_killed_with_many_candidates
     nothing_is_granted_in_quarantine_under_two_leaders
+    a_cluster_restored_twice_from_an_older_backup
     a_slow_leader_keeps_its_lead_and_gives_stalls_back
     what_made_all_patient_is_over_and_a_leader_is_missed_soon
     late_answers_make_all_patient

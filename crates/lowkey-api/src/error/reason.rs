@@ -106,6 +106,10 @@ reasons! {
     ProofTaken = "PROOF_TAKEN", FailedPrecondition, 409, GiveUp;
     /// No principal would be left that may manage access.
     AdminNeeded = "ADMIN_NEEDED", FailedPrecondition, 409, GiveUp;
+    /// A backup may not be made there at a client's wish.
+    BackupNotAllowed = "BACKUP_NOT_ALLOWED", PermissionDenied, 403, GiveUp;
+    /// A backup could not be written, or not be read again.
+    BackupFailed = "BACKUP_FAILED", FailedPrecondition, 409, GiveUp;
     /// The watch's position is no longer kept: list, then watch.
     Compacted = "COMPACTED", OutOfRange, 410, GiveUp;
 
@@ -219,6 +223,7 @@ const INVALID: &[(&str, &str)] = &[
     ("seq", "INVALID_SEQ"),
     ("since_unix_ms", "INVALID_SINCE_UNIX_MS"),
     ("stale", "INVALID_STALE"),
+    ("to", "INVALID_TO"),
     ("token_id", "INVALID_TOKEN_ID"),
     ("ttl_seconds", "INVALID_TTL_SECONDS"),
     ("value", "INVALID_VALUE"),

@@ -246,6 +246,9 @@ async fn start_at(
         let config = Config {
             data_dir: folder.join(&name),
             node_name: NodeName::parse(&name).ok(),
+            after_total_loss: false,
+            backup: None,
+            quarantine: None,
             bootstrap: number == 0,
             join: nodes.iter().map(|node: &RunningNode| node.about().grpc.to_string()).collect(),
             join_token: None,

@@ -7,20 +7,26 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use lowkey_backup::{BackupError, Store, StoreUrl};
 use lowkey_core::limits::TTL_SECONDS_MAX;
-use lowkey_server::{Inspected, Lost, LostCluster, Recovered, StartError, inspect};
+use lowkey_server::{Anew, Inspected, Lost, LostCluster, Recovered, StartError, inspect};
 
+use super::backup::{self, Claimant};
 use crate::exit::{self, CommandFailure};
 use crate::output::say;
 
 const YES: &str = "--yes-the-other-nodes-are-lost-for-good";
-const AT_ONCE: &str = "--grant-at-once-although-old-holders-may-still-believe";
+pub(super) const AT_ONCE: &str = "--grant-at-once-although-old-holders-may-still-believe";
 
 #[derive(Debug, Args)]
 pub(crate) struct RecoverArgs {
     /// The data directory of the stopped node that is left
     #[arg(long, value_name = "DIR", env = "LOWKEY_DATA_DIR", help_heading = "The node that is left")]
     data_dir: PathBuf,
+
+    /// The store of the cluster's backups: there the new cluster claims where its tokens begin
+    #[arg(long, value_name = "URL", env = "LOWKEY_BACKUP_TO", help_heading = "The node that is left")]
+    backup_to: Option<StoreUrl>,
 
     /// Do it: no other node of this cluster will ever run again with the data that it has
     #[arg(long, help_heading = "What to do")]
@@ -62,16 +68,41 @@ fn begin_anew(args: &RecoverArgs, lost: LostCluster) -> Result<(), CommandFailur
     let about = lost.about().clone();
     let what_follows =
         if args.yes_the_other_nodes_are_lost_for_good { "What is done now" } else { "What would be done" };
-    tell(&what_is_found(&args.data_dir, &about, at_once, what_follows));
+    tell(&what_is_found(args, &about, what_follows));
     if !args.yes_the_other_nodes_are_lost_for_good && !is_confirmed(&about) {
         let line = format!(
             "nothing was changed; if no other node of this cluster will ever run again with the data that it has, add {YES}"
         );
         return Err(CommandFailure::new(exit::NO, line));
     }
-    let recovered = lost.begin_anew(!at_once).map_err(failed)?;
+    let anew = anew(args, &lost)?;
+    let recovered = lost.begin_anew(anew).map_err(failed)?;
     tell(&what_now(&args.data_dir, &recovered, Some((&about, at_once))));
     Ok(())
+}
+
+/// The new cluster: with an epoch of its own, if there is a place to claim one.
+fn anew(args: &RecoverArgs, lost: &LostCluster) -> Result<Anew, CommandFailure> {
+    let quarantine = !args.grant_at_once_although_old_holders_may_still_believe;
+    let Some(url) = &args.backup_to else { return Anew::unclaimed(quarantine).map_err(failed) };
+    let claimant =
+        Claimant { parent: lost.cluster(), what: "recover", highest_counter: lost.about().highest_counter };
+    let (anew, claimed) = backup::block_on(async {
+        let in_words = |error: BackupError| {
+            let failure = backup::failed(&error);
+            let line = format!("{}; nothing was changed", failure.line);
+            CommandFailure { line, ..failure }
+        };
+        let store = Store::open(url).map_err(in_words)?;
+        let catalog = store.catalog().await.map_err(in_words)?;
+        backup::claim(&store, &catalog, &claimant, true, quarantine).await
+    })?;
+    tell(&format!(
+        "Claimed at {url}: epoch {}. The first token is {}.\n",
+        claimed.epoch,
+        claimed.epoch.first_counter() + 1
+    ));
+    Ok(anew)
 }
 
 /// What is left to whoever cannot recover a directory.
@@ -112,9 +143,30 @@ fn tell(text: &str) {
     let _ = io::stdout().lock().write_all(format!("{}\n", text.trim_end()).as_bytes());
 }
 
-fn what_is_found(path: &Path, about: &Lost, at_once: bool, what_follows: &str) -> String {
-    let Lost { node_name, cluster_id, term, last_index, committed_index, members, leases, locks, last_token } =
-        about;
+fn what_is_found(args: &RecoverArgs, about: &Lost, what_follows: &str) -> String {
+    let (path, at_once) = (&args.data_dir, args.grant_at_once_although_old_holders_may_still_believe);
+    let elsewhere = match &args.backup_to {
+        Some(url) => format!(
+            "Its epoch is claimed at {url}: the tokens of two clusters that\nclaim theirs there are never the same, \
+             and those of the later one are the higher ones."
+        ),
+        None => "Their tokens differ, almost certainly; which are the higher\nones is not defined if both were recovered in \
+                 the same minute, or by clocks that disagree. With --backup-to, the\nstore of the cluster's backups, they \
+                 claim them there, and the later cluster's are the higher ones."
+            .to_owned(),
+    };
+    let Lost {
+        node_name,
+        cluster_id,
+        term,
+        last_index,
+        committed_index,
+        members,
+        leases,
+        locks,
+        last_token,
+        ..
+    } = about;
     let others: Vec<&str> = members.iter().filter(|name| *name != node_name).map(String::as_str).collect();
     let granting = if at_once {
         format!(
@@ -138,8 +190,7 @@ WARNING: this gives the cluster up. It is for one case only: most of its nodes a
 never have a majority again. If {others} can be started again, start them instead.
 
 Do this on ONE survivor only. It asks nobody, and cannot know of a recovery elsewhere: two survivors that are recovered
-separately are two clusters, and both grant the same locks. Their tokens differ, almost certainly; which are the higher
-ones is not defined if both were recovered in the same minute, or by clocks that disagree.
+separately are two clusters, and both grant the same locks. {elsewhere}
 
 {what_follows}:
   {node_name} begins a NEW cluster, alone, with a new id. All leases, locks and places in line are dropped.

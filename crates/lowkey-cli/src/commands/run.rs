@@ -169,6 +169,15 @@ impl Job {
 }
 
 pub(crate) fn run(args: RunArgs) -> ExitCode {
+    // The client believes in nine tenths of the limit.
+    if let (Some(least), Some(most)) = (args.at_least, args.common.at_most)
+        && least >= most / 10 * 9
+    {
+        let line = format!(
+            "--at-least must be shorter than 90 % of --at-most, and is {least:?} where that is {most:?}"
+        );
+        return CommandFailure::new(exit::USAGE, line).report(args.common.service.json);
+    }
     let job = Job::new(args.name, args.shared, String::new(), args.common);
     carry_out(&Job { subtree: args.subtree, at_least: args.at_least.unwrap_or_default(), ..job })
 }

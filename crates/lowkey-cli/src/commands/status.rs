@@ -27,6 +27,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             0 => None,
             left => Some(("recovering", format!("no lock is granted for {left} s more at most"))),
         };
+        let epoch = (status.epoch > 0).then(|| ("epoch", status.epoch.to_string()));
         let leader = if status.leader_id.is_empty() { "none".to_owned() } else { status.leader_id };
         for (what, value) in [
             ("cluster", status.cluster_id),
@@ -41,6 +42,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             ("answered by", format!("{} ({})", status.node_id, status.version)),
         ]
         .into_iter()
+        .chain(epoch)
         .chain(recovering)
         {
             table.row([what.to_owned(), value]);

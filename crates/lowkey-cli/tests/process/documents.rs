@@ -3,6 +3,7 @@
 mod book;
 mod clusters;
 mod commands_table;
+mod drills;
 mod log_lines;
 mod metrics;
 mod quick_start;

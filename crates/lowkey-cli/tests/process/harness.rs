@@ -41,7 +41,7 @@ pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>
 ///
 /// Other processes look for ports, too. Who has the UDP port of the same number, which no node uses, has both for as
 /// long as its process lives.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
     loop {
@@ -106,6 +106,11 @@ impl Node {
     /// Gives it other flags beside the usual ones.
     pub(crate) fn set_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    }
+
+    /// Gives it more flags.
+    pub(crate) fn add_flags(&mut self, flags: &[&str]) {
+        self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
     }
 
     /// Has it run by another version of the program.

@@ -10,6 +10,7 @@
 
 mod access;
 mod audit;
+mod backups;
 mod cli;
 mod clients;
 mod cluster;

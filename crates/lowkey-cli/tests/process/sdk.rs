@@ -3,6 +3,7 @@
 mod conveniences;
 mod crowds;
 mod guards;
+mod limits;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};

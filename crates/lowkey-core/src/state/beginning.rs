@@ -4,8 +4,10 @@
 //! So nothing of what is held is carried over, and what must never come twice is moved far beyond all that the lost
 //! majority can have reached:
 //!
-//! - **Tokens and leases** go on at `max(old + 2^32, unix_minutes · 2^32) + spread`. The first term covers a clock that is
-//!   wrong, the second one a survivor that is far behind: nobody makes 2^31 grants in a minute.
+//! - **Tokens and leases** begin at the first number of an [`Epoch`] that was claimed for this cluster alone, exactly
+//!   there.
+//! - **Without a place to claim one** they go on at `max(old + 2^32, unix_minutes · 2^32) + spread`. The first term covers a
+//!   clock that is wrong, the second one a survivor that is far behind: nobody makes 2^31 grants in a minute.
 //! - **The spread** is random, below 2^31. Two survivors of one cluster may both be recovered, in the same minute, and
 //!   neither knows of the other: without it both would grant the same tokens. It takes half of a minute's numbers, so
 //!   that a recovery in a later minute still lies above all that one of an earlier minute can have granted. A
@@ -15,12 +17,16 @@
 //! - **Leases, locks, waits and remembered requests** are dropped. Their owners cannot talk to the new cluster: clients
 //!   stay with the cluster id that they began with.
 //! - **Who may do what** is carried over: a cluster that was closed must not come back open.
+//! - **Who may do what** is kept; bearer tokens are, too, after a recovery. After a restore they are not, unless somebody
+//!   wants that: a backup may be older than the revocation of a token.
 //! - **Members** are dropped but for the survivor, which comes in as a new one: no number is given twice.
 //! - **Quarantine**: clients of before may still believe that they hold something. Until they cannot any more, nothing
 //!   is granted. For how long that is, only the leader knows (R5): it ends with [`crate::Command::EndQuarantine`].
 
 use super::State;
 use crate::command::NodeInfo;
+use crate::epoch::Epoch;
+use crate::mutants;
 use crate::name::{ClusterId, LeaseId, MemberId, Token};
 
 /// How far counters move at least: more than can have happened without the survivor's knowing.
@@ -36,10 +42,10 @@ pub struct NewBeginning {
     pub cluster: ClusterId,
     /// Its only node, with an identity that no node ever had.
     pub node: NodeInfo,
-    /// The wall clock, in minutes since 1970.
-    pub unix_minutes: u64,
-    /// Random: all but its lowest bit keeps two beginnings within one minute apart.
-    pub spread: u32,
+    /// Where its counters begin.
+    pub numbers: FirstNumbers,
+    /// Bearer tokens of principals stay good. Not after a restore: a backup may be older than the revocation of a token.
+    pub keep_tokens: bool,
     /// Grant nothing until a leader has waited for the longest time to live.
     pub quarantine: bool,
 }
@@ -57,6 +63,46 @@ pub struct FirstMembers {
     pub spread: u32,
 }
 
+/// Where the counters of a new cluster begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstNumbers {
+    /// At an epoch that no other cluster has.
+    Claimed(Epoch),
+    /// There was no place to claim one: far above what is known, and at random.
+    Unclaimed {
+        /// The wall clock, in minutes since 1970.
+        unix_minutes: u64,
+        /// Random: all but its lowest bit keeps two beginnings within one minute apart.
+        spread: u32,
+    },
+}
+
+impl FirstNumbers {
+    /// Where a counter begins that stands at this number.
+    fn behind(self, old: u64) -> Result<u64, CountersSpent> {
+        let counter = match self {
+            Self::Claimed(_) if mutants::A_RESTORE_GOES_ON_COUNTING.is_active() => old,
+            // Never more than that: further up it could be somebody else's. Who claimed it knew of the old number.
+            Self::Claimed(epoch) if old < epoch.first_counter() => epoch.first_counter(),
+            Self::Claimed(_) => return Err(CountersSpent),
+            Self::Unclaimed { unix_minutes, spread } => {
+                let floor = unix_minutes.checked_mul(STEP).ok_or(CountersSpent)?;
+                let counter = old.checked_add(STEP).ok_or(CountersSpent)?.max(floor);
+                counter.checked_add(u64::from(spread >> 1)).ok_or(CountersSpent)?
+            }
+        };
+        if counter <= COUNTER_MAX { Ok(counter) } else { Err(CountersSpent) }
+    }
+
+    /// The epoch, if one was claimed.
+    fn epoch(self) -> Option<Epoch> {
+        match self {
+            Self::Claimed(epoch) => Some(epoch),
+            Self::Unclaimed { .. } => None,
+        }
+    }
+}
+
 /// A counter cannot be moved as far as it would have to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountersSpent;
@@ -64,19 +110,23 @@ pub struct CountersSpent;
 impl State {
     /// The first state of a new cluster that takes the place of this one, and the number of its only node.
     pub fn begin_anew(&self, beginning: NewBeginning) -> Result<(Self, MemberId), CountersSpent> {
-        let NewBeginning { cluster, node, unix_minutes, spread, quarantine } = beginning;
-        let raised = |old| raised(old, unix_minutes, spread);
+        let NewBeginning { cluster, node, numbers, quarantine, keep_tokens } = beginning;
         let mut state = Self::new(cluster);
-        state.revision = raised(self.revision)?;
-        state.last_token = Token(raised(self.last_token.0)?);
-        state.last_lease = LeaseId(raised(self.last_lease.0)?);
+        state.revision = numbers.behind(self.revision)?;
+        state.last_token = Token(numbers.behind(self.last_token.0)?);
+        state.last_lease = LeaseId(numbers.behind(self.last_lease.0)?);
         state.last_member = MemberId(self.last_member.0.checked_add(1).ok_or(CountersSpent)?);
         state.put_member(state.last_member, node);
         for (name, principal) in self.access.principals() {
-            state.put_principal(name, Some(principal.clone()));
+            let mut principal = principal.clone();
+            if !keep_tokens {
+                principal.tokens.clear();
+            }
+            state.put_principal(name, Some(principal));
         }
         state.require_access(self.access.is_required());
         state.quarantine = quarantine;
+        state.epoch = numbers.epoch();
         let member = state.last_member;
         Ok((state, member))
     }
@@ -88,7 +138,7 @@ impl State {
     pub fn begin_together(first: FirstMembers) -> Result<Self, CountersSpent> {
         let FirstMembers { cluster, nodes, unix_minutes, spread } = first;
         let mut state = Self::new(cluster);
-        let floor = raised(0, unix_minutes, spread)?;
+        let floor = FirstNumbers::Unclaimed { unix_minutes, spread }.behind(0)?;
         (state.revision, state.last_token, state.last_lease) = (floor, Token(floor), LeaseId(floor));
         for (number, node) in (1..).zip(nodes) {
             state.last_member = MemberId(number);
@@ -96,14 +146,6 @@ impl State {
         }
         Ok(state)
     }
-}
-
-/// Where a counter goes on.
-fn raised(old: u64, unix_minutes: u64, spread: u32) -> Result<u64, CountersSpent> {
-    let floor = unix_minutes.checked_mul(STEP).ok_or(CountersSpent)?;
-    let counter = old.checked_add(STEP).ok_or(CountersSpent)?.max(floor);
-    let counter = counter.checked_add(u64::from(spread >> 1)).ok_or(CountersSpent)?;
-    if counter <= COUNTER_MAX { Ok(counter) } else { Err(CountersSpent) }
 }
 
 #[cfg(test)]
@@ -124,15 +166,16 @@ mod tests {
                 command_version: crate::COMMAND_VERSION,
                 key_hash: None,
             },
-            unix_minutes,
-            spread: 0,
+            numbers: FirstNumbers::Unclaimed { unix_minutes, spread: 0 },
+            keep_tokens: true,
             quarantine: true,
         }
     }
 
     /// The counters of a beginning: the last token, lease and revision that count as given.
     fn counters(unix_minutes: u64, spread: u32) -> [u64; 3] {
-        let beginning = NewBeginning { spread, ..beginning(unix_minutes) };
+        let numbers = FirstNumbers::Unclaimed { unix_minutes, spread };
+        let beginning = NewBeginning { numbers, ..beginning(unix_minutes) };
         let (state, _) = old().begin_anew(beginning).unwrap();
         [state.last_token.0, state.last_lease.0, state.revision]
     }
@@ -195,6 +238,34 @@ mod tests {
         assert!(MINUTE.next_multiple_of(1024) * STEP > highest[0] + STEP / 2);
         // With a clock that is behind, too.
         assert_eq!(counters(0, 2)[0], counters(0, 0)[0] + 1);
+    }
+
+    #[test]
+    fn with_an_epoch_all_counters_begin_at_its_first_number() {
+        let epoch = Epoch::new(29_900_800).unwrap();
+        let claimed = NewBeginning { numbers: FirstNumbers::Claimed(epoch), ..beginning(0) };
+        let (state, _) = old().begin_anew(claimed.clone()).unwrap();
+        let first = 29_900_800 * STEP;
+        assert_eq!(
+            (state.revision, state.last_token, state.last_lease),
+            (first, Token(first), LeaseId(first))
+        );
+        assert_eq!((state.epoch(), state.is_in_quarantine()), (Some(epoch), true));
+        let bytes = state.encode_snapshot();
+        assert_eq!(bytes[..2], [0x08, 5]);
+        assert_eq!(State::decode_snapshot(&bytes).as_ref(), Ok(&state));
+        // A replica that forgot the epoch would be noticed, and one whose counters are below it is none.
+        assert_ne!(State { epoch: None, ..state.clone() }.digest(), state.digest());
+        let low = State { last_token: Token(first - 1), ..state.clone() };
+        assert!(State::decode_snapshot(&low.encode_snapshot()).is_err());
+        // What stands above it already was not known to who claimed it.
+        for beyond in [
+            State { last_token: Token(first), ..old() },
+            State { last_lease: LeaseId(first + 7), ..old() },
+            State { revision: first, ..old() },
+        ] {
+            assert_eq!(beyond.begin_anew(claimed.clone()), Err(CountersSpent));
+        }
     }
 
     #[test]

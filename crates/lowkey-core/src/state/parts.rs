@@ -16,6 +16,10 @@ impl State {
         mix.bytes(&self.cluster.0);
         mix.numbers(&[self.revision, self.last_token.0, self.last_lease.0, self.last_member.0]);
         mix.numbers(&[u64::from(self.quarantine)]);
+        // Nothing where there is none: nodes that know of no epochs come to the same.
+        if let Some(epoch) = self.epoch {
+            mix.numbers(&[55, epoch.number()]);
+        }
         mix.digest(self.digest);
         mix.digest(self.lease_requests.digest());
         mix.finish()

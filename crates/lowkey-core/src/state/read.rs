@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Lease, LockState, State, Wait};
 use crate::claim::{Mode, Scope};
 use crate::command::{HoldRef, Holder, NodeInfo, Waiter};
+use crate::epoch::Epoch;
 use crate::holders::Grant;
 use crate::name::{
     ClusterId, Holds, LeaseId, LockName, MaxHold, MemberId, NamePrefix, OwnerId, RequestId, Ticket, Token,
@@ -80,6 +81,12 @@ impl State {
     /// The cluster's id.
     pub fn cluster(&self) -> ClusterId {
         self.cluster
+    }
+
+    /// The epoch that the counters began with; none if the cluster was founded at 1, or recovered without a place
+    /// where epochs are claimed.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.epoch
     }
 
     /// The index of the last entry that was applied.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use lowkey_core::{Access, MemberId, NodeInfo, State, Token, mutants};
+use lowkey_core::{Access, Epoch, MemberId, NodeInfo, State, Token, mutants};
 use raft::StateRole;
 use raft::eraftpb::ConfState;
 
@@ -51,6 +51,8 @@ pub struct Status {
     pub leaving: Vec<MemberId>,
     /// The highest id that a node was ever registered with.
     pub last_member: MemberId,
+    /// The epoch that the counters began with, if one was claimed for them.
+    pub epoch: Option<Epoch>,
     /// The cluster began anew, and grants nothing for a while.
     pub quarantine: bool,
     /// Until when, if this node leads.
@@ -146,6 +148,7 @@ pub(super) fn status(replica: &Replica) -> Status {
         members: members.collect(),
         leaving: leaving(state, conf_state).collect(),
         last_member: state.last_member(),
+        epoch: state.epoch(),
         quarantine: state.is_in_quarantine(),
         quarantine_ends: replica.lead.get().and_then(Lead::quarantine_ends),
         timing_factor: replica.timing.factor(),

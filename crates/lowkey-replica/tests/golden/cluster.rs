@@ -13,8 +13,8 @@ use std::error::Error;
 use std::fmt::Write as _;
 
 use lowkey_core::{
-    COMMAND_VERSION, Caller, ClusterId, GroupId, LeaseId, MemberId, NewBeginning, NodeIdentity, NodeInfo,
-    NodeName,
+    COMMAND_VERSION, Caller, ClusterId, FirstNumbers, GroupId, LeaseId, MemberId, NewBeginning, NodeIdentity,
+    NodeInfo, NodeName,
 };
 use lowkey_replica::{
     CallId, Config, Input, MILLISECOND, Nanos, Output, Persist, Replica, Report, Request, SnapshotFile,
@@ -201,8 +201,8 @@ impl Cluster {
         let beginning = NewBeginning {
             cluster: CLUSTER,
             node: node_info(new_id),
-            unix_minutes: 0,
-            spread: 0,
+            numbers: FirstNumbers::Unclaimed { unix_minutes: 0, spread: 0 },
+            keep_tokens: true,
             quarantine,
         };
         let founding = survivor.begin_anew(beginning).map_err(|spent| format!("{spent:?}"))?;

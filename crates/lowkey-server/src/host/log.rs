@@ -134,7 +134,7 @@ impl NodeLog {
     /// Brings the records of this ticket to disk, together with everything else that waits. Returns false
     /// if that would take long and must not in this place.
     pub(crate) fn save(&self, ticket: Ticket, place: Place) -> Result<bool, WalError> {
-        let mut told = false;
+        let mut told = None;
         loop {
             let mut log = match (place, self.log.try_lock()) {
                 (_, Ok(log)) => log,
@@ -152,20 +152,18 @@ impl NodeLog {
                 move_to(&mut log.rest, records);
                 log.taken = pile.saves;
             }
-            match (self.write(&mut log, place), place) {
-                (Err(WalError::Full | WalError::NoDescriptors), Place::Runtime) => return Ok(false),
-                // Nothing was written, so trying again loses nothing. Nothing else can be done meanwhile:
-                // these records must be on disk before anything else happens.
-                (Err(WalError::Full), Place::Thread) => {
-                    drop(log);
-                    wait_for_space(&mut told);
-                }
-                (Err(WalError::NoDescriptors), Place::Thread) => {
-                    drop(log);
-                    wait_for_descriptors(&mut told);
-                }
-                (outcome, _) => return outcome,
+            let shortage = match self.write(&mut log, place) {
+                Err(WalError::Full) => Shortage::Space,
+                Err(WalError::NoDescriptors) => Shortage::Descriptors,
+                outcome => return outcome,
+            };
+            if place == Place::Runtime {
+                return Ok(false);
             }
+            // Nothing was written, so trying again loses nothing. Nothing else can be done meanwhile:
+            // these records must be on disk before anything else happens.
+            drop(log);
+            shortage.wait(&mut told);
         }
     }
 
@@ -304,22 +302,31 @@ fn batch_len(records: &[Record]) -> usize {
     records.iter().position(is_next).unwrap_or(records.len()).max(1)
 }
 
-/// Waits for disk space. Logs that only once, because the log messages may go to the same disk.
-pub(crate) fn wait_for_space(told: &mut bool) {
-    if !std::mem::replace(told, true) {
-        tracing::error!("the disk is full to the last byte: this node waits for space");
-    }
-    std::thread::sleep(FULL_PAUSE);
+/// What a node does not have enough of to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// Of the disk.
+    Space,
+    /// Of files.
+    Descriptors,
 }
 
-/// The same for file descriptors.
-pub(crate) fn wait_for_descriptors(told: &mut bool) {
-    if !std::mem::replace(told, true) {
-        tracing::error!(
-            "no file descriptor is left for the log: this node waits until some are closed; raise LimitNOFILE"
-        );
+impl Shortage {
+    /// Waits a moment, in which there may be enough again. Says so only if that is news (`told` is what was said last),
+    /// because the log messages may go to the same disk.
+    pub(crate) fn wait(self, told: &mut Option<Self>) {
+        if told.replace(self) != Some(self) {
+            match self {
+                Self::Space => {
+                    tracing::error!("the disk is full to the last byte: this node waits for space")
+                }
+                Self::Descriptors => tracing::error!(
+                    "no file descriptor is left for the log: this node waits until some are closed; raise LimitNOFILE"
+                ),
+            }
+        }
+        std::thread::sleep(FULL_PAUSE);
     }
-    std::thread::sleep(FULL_PAUSE);
 }
 
 fn tell_of_room(room: DiskRoom) {

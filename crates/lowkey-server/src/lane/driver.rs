@@ -30,7 +30,7 @@ use telling::{tell_of_divergence, tell_of_members, tell_of_quarantine, tell_of_s
 use crate::audit::Audit;
 use crate::error::StartError;
 use crate::host::Host;
-use crate::host::log::{Ticket, wait_for_descriptors, wait_for_space};
+use crate::host::log::{Shortage, Ticket};
 use crate::lane::Lane;
 use crate::lane::inbox::{Answer, Asked, Batch, Event};
 use crate::lane::snapshot_maker::SnapshotJobs;
@@ -291,13 +291,14 @@ impl Running {
                 return Ok(false);
             }
             Some(Unsaved::All(Persist { snapshot: Some(file), records })) => {
-                let mut told = false;
+                let mut told = None;
                 while let Err(error) = self.driver.lane.snapshot_files.save(file.index, &file.payload) {
-                    match error {
-                        SealedError::Full { .. } => wait_for_space(&mut told),
-                        SealedError::NoDescriptors { .. } => wait_for_descriptors(&mut told),
+                    let shortage = match error {
+                        SealedError::Full { .. } => Shortage::Space,
+                        SealedError::NoDescriptors { .. } => Shortage::Descriptors,
                         error => return Err(error.into()),
-                    }
+                    };
+                    shortage.wait(&mut told);
                 }
                 host.log.put(records)
             }

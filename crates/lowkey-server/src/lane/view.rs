@@ -2,10 +2,10 @@
 //!
 //! The thread that takes the replica's turns publishes here. Everyone else reads, and never waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use lowkey_core::MemberId;
+use lowkey_core::{Epoch, MemberId};
 use lowkey_replica::Status;
 use tokio::sync::watch;
 
@@ -29,6 +29,8 @@ pub(crate) struct View {
     sound: AtomicBool,
     /// Who is let in: it has the state's table.
     pub(crate) guard: Arc<Guard>,
+    /// The cluster's epoch, 0 for none: for every grant, so reading it must cost nothing.
+    epoch: AtomicU64,
 }
 
 impl View {
@@ -40,6 +42,7 @@ impl View {
         Self {
             own: status.member,
             sound: AtomicBool::new(status.divergence.is_none()),
+            epoch: AtomicU64::new(epoch(&status)),
             status: RwLock::new(Arc::new(status)),
             leadership,
             removed: watch::Sender::new(false),
@@ -52,12 +55,17 @@ impl View {
         self.guard.in_touch(status.leader.is_some());
         self.guard.publish(&status.access);
         self.sound.store(status.divergence.is_none() && !self.is_removed(), Ordering::Release);
+        self.epoch.store(epoch(&status), Ordering::Release);
         *self.status.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         self.leadership.send_if_modified(|before| {
             let changed = *before != leadership;
             *before = leadership;
             changed
         });
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     pub(crate) fn status(&self) -> Arc<Status> {
@@ -95,6 +103,10 @@ impl View {
     pub(crate) fn own(&self) -> MemberId {
         self.own
     }
+}
+
+fn epoch(status: &Status) -> u64 {
+    status.epoch.map_or(0, Epoch::number)
 }
 
 fn leadership(status: &Status) -> Leadership {

@@ -35,6 +35,7 @@ impl Answer for CampaignRequest {
             lease_id: granted.lease_id,
             revision: granted.revision,
             waited_ms: granted.waited_ms,
+            epoch: granted.epoch,
         };
         service.operate(acquire).map_ok(told).map_err(in_words_of_elections)
     }

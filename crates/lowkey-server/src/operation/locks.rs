@@ -15,6 +15,7 @@ use lowkey_core::{
 use lowkey_replica::{Request, Response};
 
 use super::{Operation, actor, lease_id, unexpected};
+use crate::service::Service;
 
 // The limits that clients are told are the limits of the state machine.
 const _: () = assert!(lowkey_api::limits::MAX_HOLD_MAX.as_secs() == MAX_HOLD_SECONDS_MAX as u64);
@@ -76,9 +77,20 @@ impl Operation for AcquireLockRequest {
                 lease_id: lease.0,
                 revision,
                 waited_ms: i64::try_from(waited_ms).unwrap_or(i64::MAX),
+                epoch: 0,
             }),
             other => Err(unexpected(&Response::Applied(other))),
         }
+    }
+
+    /// The epoch is the same for every grant of a cluster: the node that was asked knows it.
+    fn complete(
+        &self,
+        service: &Service,
+        outcome: Result<AcquireLockResponse, ApiError>,
+    ) -> Result<AcquireLockResponse, ApiError> {
+        let epoch = service.lanes.root().view.epoch();
+        outcome.map(|granted| AcquireLockResponse { epoch, ..granted })
     }
 }
 

@@ -322,6 +322,7 @@ pub(crate) mod tests {
             members,
             leaving: leaving.iter().copied().map(MemberId).collect(),
             last_member: MemberId(last_member),
+            epoch: None,
             quarantine: false,
             quarantine_ends: None,
             timing_factor: 1,

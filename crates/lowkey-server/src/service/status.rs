@@ -17,6 +17,7 @@ use super::Service;
 use crate::access::{Guard, Permitted};
 use crate::call::Call;
 use crate::edge::{Events, LeaseListener, Node};
+use crate::host::clock::Clock;
 use crate::operation::{Answer, diverged};
 
 impl Node for Service {
@@ -76,7 +77,8 @@ impl Node for Service {
             leader_id: leader.map(|leader| leader.node.name.to_string()).unwrap_or_default(),
             leader_http_address: leader.map(|leader| leader.node.http_address.clone()).unwrap_or_default(),
             leaving: status.leaving.iter().map(|member| member.0).collect(),
-            recovering_seconds: self.recovering_seconds(&status),
+            recovering_seconds: recovering_seconds(&status, self.clock),
+            epoch: self.lanes.root().view.epoch(),
         }
     }
 
@@ -115,18 +117,16 @@ impl Answer for GetStatusRequest {
     }
 }
 
-impl Service {
-    /// The longest time for which nothing is granted yet. The leader knows what is left of it; other nodes
-    /// tell the maximum.
-    fn recovering_seconds(&self, status: &Status) -> i64 {
-        match status.quarantine_ends {
-            _ if !status.quarantine => 0,
-            Some(ends) => {
-                let left = Duration::from_nanos(ends.since(self.clock.now()));
-                i64::try_from(left.as_secs() + 1).unwrap_or(TTL_SECONDS_MAX).min(TTL_SECONDS_MAX)
-            }
-            None => TTL_SECONDS_MAX,
+/// The longest time for which nothing is granted yet. The leader knows what is left of it; other nodes
+/// tell the maximum.
+pub(crate) fn recovering_seconds(status: &Status, clock: Clock) -> i64 {
+    match status.quarantine_ends {
+        _ if !status.quarantine => 0,
+        Some(ends) => {
+            let left = Duration::from_nanos(ends.since(clock.now()));
+            i64::try_from(left.as_secs() + 1).unwrap_or(TTL_SECONDS_MAX).min(TTL_SECONDS_MAX)
         }
+        None => TTL_SECONDS_MAX,
     }
 }
 

@@ -9,15 +9,15 @@ use futures::future::join_all;
 use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
-    CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateLeaseRequest, CreateLeaseResponse,
-    GetClusterStatusRequest, GetClusterStatusResponse, GetLeaseRequest, GetLeaseResponse, GetLockRequest,
-    GetLockResponse, GetStatusResponse, HeartbeatResponse, InvitePeerRequest, InvitePeerResponse,
-    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
-    ListLocksRequest, ListLocksResponse, LockHolder, Member, NodeReport, ObserveEvent, ObserveRequest,
-    ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest,
-    RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse,
-    RevokeLeaseRequest, RevokeLeaseResponse, TransferLeaderRequest, TransferLeaderResponse, WatchEvent,
-    WatchRequest,
+    CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateBackupRequest, CreateBackupResponse,
+    CreateLeaseRequest, CreateLeaseResponse, GetClusterStatusRequest, GetClusterStatusResponse,
+    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse,
+    InvitePeerRequest, InvitePeerResponse, LeaderRequest, LeaderResponse, Lease, LeasesRenewed,
+    ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, LockHolder, Member,
+    NodeReport, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
+    ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
+    RenewLeases, ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse,
+    TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_server::edge::{Call, Events, Guard, LeaseListener, LeaseNews, Node, Permitted};
@@ -320,6 +320,10 @@ impl FakeNode {
         Ok(GetClusterStatusResponse { node_id: "node-1".into(), nodes, ..Default::default() })
     }
 
+    async fn create_backup(&self, request: CreateBackupRequest) -> Result<CreateBackupResponse, ApiError> {
+        Ok(CreateBackupResponse { url: request.to, size_bytes: 100, ..Default::default() })
+    }
+
     async fn transfer_leader(
         &self,
         request: TransferLeaderRequest,
@@ -357,6 +361,7 @@ impl Node for FakeNode {
             "AddPeer" => add_peer,
             "RemovePeer" => remove_peer,
             "InvitePeer" => invite_peer,
+            "CreateBackup" => create_backup,
             "TransferLeader" => transfer_leader,
             "GetClusterStatus" => get_cluster_status,
             "Campaign" => campaign,

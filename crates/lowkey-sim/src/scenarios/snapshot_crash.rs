@@ -20,7 +20,7 @@ pub(super) fn before_compaction(script: &mut Script) -> Check {
         work_until_a_snapshot_is_written(script, node)?;
         let (saved, first) = (script.newest_snapshot(node), script.log_bounds(node).0);
         script.pause(node, 1_000);
-        script.until("the snapshot is on disk", 300, |script| script.newest_snapshot(node) > saved)?;
+        script.until("the snapshot is on disk", 500, |script| script.newest_snapshot(node) > saved)?;
         ensure(script.log_bounds(node).0 == first, || "the log was cut before the crash".into())?;
         come_back(script, node, first)?;
     }
@@ -33,7 +33,7 @@ pub(super) fn during_compaction(script: &mut Script) -> Check {
         work_until_a_snapshot_is_written(script, node)?;
         let first = script.log_bounds(node).0;
         script.world.nodes[node].stalled_until = script.world.now + 2 * SECOND;
-        script.until("the log is being cut", 300, |script| script.log_bounds(node).0 > first)?;
+        script.until("the log is being cut", 500, |script| script.log_bounds(node).0 > first)?;
         let process = script.world.nodes[node].process.as_ref();
         ensure(process.is_some_and(|process| process.syncing), || "the cut is on disk already".into())?;
         come_back(script, node, first)?;

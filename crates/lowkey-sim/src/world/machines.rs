@@ -68,8 +68,14 @@ impl World {
     /// A snapshot was made. It is saved when the audit is durable through its index; until then it waits.
     pub(super) fn snapshot_written(&mut self, node: usize, group: usize, job: SnapshotJob) -> Check {
         let machine = &mut self.nodes[node];
-        if !may_save_snapshot(job.index(), Some(machine.audits[group].durable()), 0, false) {
-            machine.lane_mut(group).audit.wants_sync = true;
+        let process = machine.process.as_mut().expect("the caller looked");
+        let (audit, queue) = (&mut machine.audits[group], &mut process.lanes[group].audit);
+        // The recorder is a thread of its own: a disk that is busy with the log does not hold it up.
+        if queue.wants_sync {
+            audit.write(queue);
+        }
+        if !may_save_snapshot(job.index(), Some(audit.durable()), 0, false) {
+            queue.wants_sync = true;
             let incarnation = machine.incarnation;
             let at = self.now + 20 * MILLISECOND;
             self.schedule(at, WorldEvent::SnapshotWritten { node, incarnation, group, job });

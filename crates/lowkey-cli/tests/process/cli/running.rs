@@ -286,6 +286,24 @@ fn a_lock_is_held_for_the_least_time_although_the_command_is_quick() {
     assert_eq!(service.ok(&["run", "a", "--try", "--", "echo", "ran"]), "ran\n");
 }
 
+#[test]
+fn a_command_that_hangs_loses_its_lock_and_its_life() {
+    let (_folder, _node, service) = one_node();
+    let started = Instant::now();
+    // Its lease is renewed three times a second, and it does not heed SIGTERM.
+    let hangs = "trap '' TERM; echo hangs; while :; do sleep 1; done";
+    let words = ["run", "a", "--ttl", "1s", "--at-most", "3s", "--", "sh", "-c", hangs];
+    let done = service.start(&words).done();
+    assert!(done.complaint(76).contains("held for as long as it may be"), "{done:?}");
+    let lived = started.elapsed();
+    assert!(lived >= Duration::from_secs(2), "it was to have nine tenths of its time: {lived:?}");
+    assert_eq!(done.stdout, "hangs\n");
+    assert_eq!(service.ok(&["run", "a", "--try", "--", "echo", "ran"]), "ran\n");
+    // Who wants both gets no riddle.
+    let both = service.run(&["run", "a", "--at-least", "3s", "--at-most", "3s", "--", "true"]);
+    assert!(both.complaint(64).contains("--at-least"), "{both:?}");
+}
+
 /// Waits until the command has ended, and `lowkey run` goes on without it.
 fn wait_until_alone(running: &Running) {
     let children = format!("/proc/{0}/task/{0}/children", running.pid());

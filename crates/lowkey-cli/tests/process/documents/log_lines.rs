@@ -90,8 +90,13 @@ fn the_guide_for_operators_has_every_line_of_the_log() {
     let mut logged: BTreeSet<_> = logged(&server).union(&logged(&binary)).cloned().collect();
     // What a start did is said by one line with one of four texts.
     assert!(logged.remove(&("INFO".to_owned(), "…".to_owned())));
-    let founded = ["founded a new cluster", "founded a new cluster with the others"];
-    for how in founded.into_iter().chain(["joined the cluster", "came back"]) {
+    for how in [
+        "founded a new cluster",
+        "founded a new cluster with the others",
+        "founded a new cluster after a total loss",
+        "joined the cluster",
+        "came back",
+    ] {
         assert!(server.contains(&format!("Ok(\"{how}\")")), "{how}");
         logged.insert(("INFO".to_owned(), how.to_owned()));
     }

@@ -105,7 +105,7 @@ async fn twenty_thousand_waits_of_one_client_cost_none_of_its_sessions() {
     }
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
-        sessions.push(in_time("a session", client.session(Duration::from_secs(10))).await.unwrap());
+        sessions.push(in_time("a session", client.session(Duration::from_secs(20))).await.unwrap());
     }
     let mut waiting = tokio::task::JoinSet::new();
     for session in &sessions {
@@ -117,7 +117,7 @@ async fn twenty_thousand_waits_of_one_client_cost_none_of_its_sessions() {
     let waiters = || node.status().unwrap()["stats"]["waiters"].as_u64().unwrap();
     eventually("as many wait as are sent at a time", || (waiters() >= 8000).then_some(()));
     // Longer than a lease lives without renewal.
-    tokio::time::sleep(Duration::from_secs(12)).await;
+    tokio::time::sleep(Duration::from_secs(22)).await;
     let lost = sessions.iter().filter(|session| session.status() != SessionStatus::Held).count();
     assert_eq!((lost, waiting.try_join_next().is_none()), (0, true), "sessions lost, and nobody is answered");
     let guard = in_time("another lock", sessions[0].lock("free").try_acquire()).await.unwrap();

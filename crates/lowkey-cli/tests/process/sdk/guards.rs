@@ -16,11 +16,11 @@ fn endpoints(cluster: &Cluster) -> Vec<String> {
     cluster.nodes.iter().map(|node| format!("http://127.0.0.1:{}", node.ports.grpc)).collect()
 }
 
-async fn connect(cluster: &Cluster) -> Client {
+pub(super) async fn connect(cluster: &Cluster) -> Client {
     in_time("a connection", Client::connect(endpoints(cluster))).await.unwrap()
 }
 
-async fn hold(cluster: &Cluster, name: &str, ttl_seconds: u64) -> (Session, LockGuard) {
+pub(super) async fn hold(cluster: &Cluster, name: &str, ttl_seconds: u64) -> (Session, LockGuard) {
     let client = connect(cluster).await;
     let session = in_time("a session", client.session(Duration::from_secs(ttl_seconds))).await.unwrap();
     let guard = in_time("a lock", session.lock(name).acquire()).await.unwrap();
