@@ -11,7 +11,7 @@ test("the driver does what it is told", NODES, async () => {
   assert.deepEqual(await driver.event("ready"), { event: "ready", sdk: "typescript", version: "0.1.0", protocol: 1 });
   const { endpoints } = cluster;
   assert.deepEqual((await driver.ask("client.new", { client: "c", endpoints, owner: "one" })).ok, {});
-  assert.ok((await driver.ask("session.new", { client: "c", session: "s", ttl_seconds: 2 })).ok);
+  assert.ok((await driver.ask("session.new", { client: "c", session: "s", ttl_seconds: 8 })).ok);
   assert.ok((await driver.ask("session.new", { client: "c", session: "t", ttl_seconds: 10 })).ok);
   await driver.ask("watch.new", { client: "c", watch: "w", prefix: "" });
   const { ok } = await driver.ask("lock.acquire", { session: "s", lock: "a", name: "x" });
@@ -58,7 +58,7 @@ test("a process that was stopped past its leases believes in nothing after wakin
     const names = Array.from({ length: LOCKS }, (_, number) => `pause/${round}/${number}`);
     await Promise.all(
       names.map(async (name) => {
-        await driver.ask("session.new", { client: "c", session: name, ttl_seconds: 4 });
+        await driver.ask("session.new", { client: "c", session: name, ttl_seconds: 10 });
         assert.ok((await driver.ask("lock.acquire", { session: name, lock: name, name })).ok);
         await driver.ask("lock.probe", { lock: name });
       }),
