@@ -241,6 +241,9 @@ impl Drop for Recorder {
     }
 }
 
+/// Hears whether the audit could be written.
+type Tell = dyn Fn(Result<(), &AuditError>) + Send;
+
 struct Writer {
     options: Options,
     shelf: Shelf,
@@ -249,7 +252,7 @@ struct Writer {
     /// Everything through this revision was written by this run.
     written: u64,
     retired: Option<Instant>,
-    tell: Box<dyn Fn(Result<(), &AuditError>) + Send>,
+    tell: Box<Tell>,
 }
 
 /// What the thread took out of the queue.
@@ -322,7 +325,7 @@ impl Writer {
         // The rest at once.
         queue.is_urgent = !queue.batches.is_empty();
         Taken {
-            ends: queue.ends && queue.batches.is_empty() || (queue.ends && insists),
+            ends: queue.ends && (queue.batches.is_empty() || insists),
             wants_sync: std::mem::take(&mut queue.wants_sync),
             happenings: std::mem::take(&mut queue.happenings),
             batches,

@@ -102,7 +102,9 @@ pub enum ClientEvent<'a> {
 
 /// A program's hook, or none.
 #[derive(Clone, Default)]
-pub(crate) struct Hook(Option<Arc<dyn Fn(&ClientEvent<'_>) + Send + Sync>>);
+pub(crate) struct Hook(Option<Arc<Listen>>);
+
+type Listen = dyn Fn(&ClientEvent<'_>) + Send + Sync;
 
 impl Hook {
     pub(crate) fn new(hook: impl Fn(&ClientEvent<'_>) + Send + Sync + 'static) -> Self {

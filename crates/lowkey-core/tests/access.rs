@@ -1,4 +1,5 @@
 //! Random histories of the access table against a model: a list of facts, searched from end to end.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
 //! Bytes: what is written comes back, and what was never written is refused without a panic.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::collections::BTreeSet;
 

@@ -41,6 +41,7 @@ fn state(cluster: ClusterId, locks: u64) -> State {
             value: Value::default(),
             wait: false,
             max_hold: None,
+            keeps_asked: false,
             since_unix_ms: 0,
             request: RequestId::parse(&format!("r{number}")).unwrap(),
         };

@@ -36,7 +36,6 @@ fn acquire(lock: &str, owner: &str, request: &str) -> Request {
         mode: Mode::Exclusive,
         scope: Scope::Name,
         value: Value::default(),
-        max_hold: None,
         wait: false,
         max_hold: None,
         since_unix_ms: 0,

@@ -120,6 +120,7 @@ fn serve(script: &mut Script, mut state: State, tokens: &mut BTreeSet<Token>) ->
         value: Value::default(),
         wait: false,
         max_hold: None,
+        keeps_asked: false,
         since_unix_ms: 0,
         request: RequestId::parse(&format!("r{number}")).expect("a short id"),
     };
@@ -133,7 +134,8 @@ fn serve(script: &mut Script, mut state: State, tokens: &mut BTreeSet<Token>) ->
                 .map_err(lowkey_replica::Failure::Refused),
         )?;
         ensure(tokens.insert(token), || format!("token {token} was granted by two clusters"))?;
-        let expire = Command::Expire { leases: vec![lease], decided_term: 9, since_unix_ms: 0 };
+        let expire =
+            Command::Expire { leases: vec![lease], decided_term: 9, since_unix_ms: 0, silences: Vec::new() };
         ensure(apply(&expire) == Ok(Reply::Expired { count: 1 }), || "a lease did not end".into())?;
     }
     script.tell(&format!("a restored cluster has granted up to token {}", state.last_token()));
