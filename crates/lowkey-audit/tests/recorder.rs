@@ -1,4 +1,5 @@
 //! What a recorder keeps, and that it says so where it keeps nothing.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::fs;
 use std::path::Path;
@@ -286,7 +287,8 @@ fn what_was_held_when_a_cluster_was_recovered_is_marked() {
         is_perhaps_uncommitted: true,
         ..Row::new("c1", *ended("a", 2), Position { revision: 9, ordinal: 0 }, 1)
     };
-    append_recovered(folder.path(), ("c1", 8, &[row.clone()]), ("c2", 1 << 40), unix_ms()).unwrap();
+    append_recovered(folder.path(), ("c1", 8, std::slice::from_ref(&row)), ("c2", 1 << 40), unix_ms())
+        .unwrap();
     let second = start(Options { cluster: "c2".into(), ..options(folder.path()) }, 1 << 40);
     second.feed().applied(1 << 40, (1 << 40) + 1, vec![((1 << 40) + 1, 1, ended("a", 1 << 33))]);
     recorded(&second.feed(), (1 << 40) + 1);

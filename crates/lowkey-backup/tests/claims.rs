@@ -1,4 +1,5 @@
 //! An epoch belongs to one cluster, whatever clocks and stores do.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Backups in a store: what was written is read back, and nothing else passes for it.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod common;
 

@@ -213,8 +213,8 @@ impl<G> Drop for DoorTurn<G> {
 mod tests {
     use super::*;
 
-    const ALONE: Way = Way { mode: Mode::Exclusive, scope: Scope::Name };
-    const TOGETHER: Way = Way { mode: Mode::Shared, scope: Scope::Name };
+    const ALONE: Way = Way { mode: Mode::Exclusive, scope: Scope::Name, is_limited: false };
+    const TOGETHER: Way = Way { mode: Mode::Shared, scope: Scope::Name, is_limited: false };
 
     fn turn(entering: Entering<u8>) -> DoorTurn<u8> {
         match entering {

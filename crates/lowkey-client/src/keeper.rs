@@ -540,7 +540,7 @@ mod tests {
         assert_eq!(released(&[("a", 7, "under way"), ("b", 8, "")], |_| ()), None);
         // If the same lease asks again it gets the same grant, under the id of the first acquire.
         let asking = |presence: &Arc<Presence>| {
-            let way = Way { mode: Mode::Exclusive, scope: Scope::Name };
+            let way = Way { mode: Mode::Exclusive, scope: Scope::Name, is_limited: false };
             let door = presence.doors.of("a");
             std::mem::forget(door.enter(way, false));
         };

@@ -325,6 +325,7 @@ pub(crate) fn view(told: &GetLockResponse) -> LockView {
         lease: LeaseId(waiter.lease_id),
         mode: mode(waiter.mode),
         scope: scope(waiter.scope),
+        asked_unix_ms: 0,
     });
     LockView {
         lock: lock_name(&told.lock_name),

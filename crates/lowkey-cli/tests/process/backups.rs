@@ -4,7 +4,7 @@ mod proxy;
 pub(crate) mod stores;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -335,7 +335,7 @@ fn a_restore_that_is_killed_leaves_a_directory_that_can_be_restored_into() {
     assert!(number(&grant["fencingToken"]) > highest && grant["epoch"] != "0", "{grant}");
 }
 
-fn belongs(data_dir: &PathBuf) -> bool {
+fn belongs(data_dir: &Path) -> bool {
     lowkey_server::belongs_to_cluster(data_dir)
 }
 

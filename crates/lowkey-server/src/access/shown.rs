@@ -53,6 +53,12 @@ impl Shown {
         extensions.get::<Self>().cloned().unwrap_or(Self::NOTHING)
     }
 
+    /// What nobody but the guard may note.
+    #[cfg(test)]
+    pub(super) fn claimed(caller: Caller) -> Self {
+        Self { caller, failure: None, address: None }
+    }
+
     pub(crate) fn caller(&self) -> &Caller {
         &self.caller
     }

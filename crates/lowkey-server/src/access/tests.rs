@@ -85,7 +85,7 @@ fn a_token_or_a_certificate_opens_what_was_granted_and_nothing_else() {
 #[test]
 fn a_wrong_token_is_not_passed_over_for_a_good_certificate() {
     let (world, _, _, billing) = closed();
-    let wrong = billing.replace(|digit| digit == '0', "1");
+    let wrong = billing.replace('0', "1");
     let shown = world.shown(Some(&wrong), &["billing.example"]);
     assert_eq!(world.acquires(&shown, "billing"), Err(Reason::Unauthenticated));
     let reasons: Vec<_> =
@@ -98,7 +98,7 @@ fn a_wrong_token_is_not_passed_over_for_a_good_certificate() {
 fn what_is_shown_is_only_what_the_guard_has_seen() {
     let world = World::new();
     let mut extensions = Extensions::new();
-    extensions.insert(Shown { caller: Caller::LocalAdmin, failure: None, address: None });
+    extensions.insert(Shown::claimed(Caller::LocalAdmin));
     world.guard.look_at(&HeaderMap::new(), &mut extensions);
     assert_eq!(*Shown::of(&extensions).caller(), Caller::Nobody);
     extensions.insert(LocalAdmin);

@@ -181,7 +181,10 @@ mod tests {
                 let imported = imported.trim_end_matches("\";");
                 let mut folder: Vec<_> = asset.path.rsplit_once('/').unwrap().0.split('/').collect();
                 for part in imported.split('/').filter(|part| *part != ".") {
-                    if part == ".." { drop(folder.pop()) } else { folder.push(part) }
+                    match part {
+                        ".." => assert!(folder.pop().is_some(), "{imported} leads out"),
+                        part => folder.push(part),
+                    }
                 }
                 let path = folder.join("/");
                 assert!(ASSETS.iter().any(|asset| asset.path == path), "{}: {imported}", asset.path);
