@@ -62,7 +62,7 @@ fn holders_and_waiters_tell_mode_and_scope_in_words() {
     let waiter = LockWaiter { mode: Mode::Shared.into(), position: 1, ..LockWaiter::default() };
     assert_eq!(
         serde_json::to_string(&waiter).unwrap(),
-        r#"{"ownerId":"","leaseId":"0","mode":"SHARED","scope":"NAME","position":1}"#
+        r#"{"ownerId":"","leaseId":"0","mode":"SHARED","scope":"NAME","position":1,"askedUnixMs":"0"}"#
     );
     let holder = LockHolder { lease_id: 7, scope: Scope::Subtree.into(), ..LockHolder::default() };
     let json =

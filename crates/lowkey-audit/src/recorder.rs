@@ -217,6 +217,7 @@ impl Recorder {
             shared,
             file: None,
             written: 0,
+            covered: 0,
             retired: None,
             tell: Box::new(tell),
         };
@@ -249,8 +250,11 @@ struct Writer {
     shelf: Shelf,
     shared: Arc<Shared>,
     file: Option<AuditFile>,
-    /// Everything through this revision was written by this run.
+    /// What the file said of itself after the last write of this run: everything through this revision is in it.
     written: u64,
+    /// Everything through this revision was taken in by this run. Where nothing happened since the last write, this
+    /// is more than what was written.
+    covered: u64,
     retired: Option<Instant>,
     tell: Box<Tell>,
 }
@@ -334,7 +338,7 @@ impl Writer {
 
     fn carry_out(&mut self, taken: &Taken) -> Result<(), AuditError> {
         let now = unix_ms();
-        let first = taken.batches.first().map_or(self.written, |batch| batch.after);
+        let first = taken.batches.first().map_or(self.covered, |batch| batch.after);
         if self.file.is_none() {
             self.file = Some(self.shelf.open_newest(&self.options.cluster, first, now)?);
         }
@@ -344,8 +348,8 @@ impl Writer {
         // What this run has written, and the file does not have, was deleted.
         if known < self.written {
             gaps.push(Gap { after: known, through: self.written, cause: GapCause::Deleted });
-            known = self.written;
         }
+        known = known.max(self.covered);
         for batch in &taken.batches {
             if known < batch.after {
                 gaps.push(Gap { after: known, through: batch.after, cause: batch.cause });
@@ -365,11 +369,12 @@ impl Writer {
         let has_news = !(rows.is_empty() && gaps.is_empty() && taken.happenings.is_empty());
         if has_news || ((taken.wants_sync || taken.ends) && known > file.about.through) {
             file.write(&gaps, &rows, &taken.happenings, known)?;
+            self.written = self.written.max(known);
         }
         if taken.wants_sync {
             file.sync()?;
         }
-        self.written = self.written.max(known);
+        self.covered = self.covered.max(known);
         let is_full = file.bytes() >= self.options.file_bytes;
         let turn = self.options.keep / 8;
         let is_old = !rows.is_empty()

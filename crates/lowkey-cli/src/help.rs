@@ -477,7 +477,8 @@ mod tests {
     /// Every command with its path, the whole line first.
     fn all(command: &Command, path: &str) -> Vec<(String, Command)> {
         let mut found = vec![(path.to_owned(), command.clone())];
-        for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+        let shown = |inner: &&Command| inner.get_name() != "help" && !inner.is_hide_set();
+        for inner in command.get_subcommands().filter(shown) {
             found.extend(all(inner, format!("{path} {}", inner.get_name()).trim()));
         }
         found

@@ -64,7 +64,7 @@ enum Command {
     Get(locks::GetArgs),
     /// Tell whether a fencing token is current: status 0 if so, 1 if not
     Check(locks::CheckArgs),
-    /// Tell in sentences what happened to a lock: who holds it, who waits, who lost it and why
+    /// Tell in sentences what happened to a lock, and why
     Explain(audit::ExplainArgs),
     /// Show grants that are over, export them, or follow them as they end
     Audit(audit::AuditArgs),

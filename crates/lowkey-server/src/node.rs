@@ -503,7 +503,7 @@ fn open_ports(
         }
         Err(error) => tracing::warn!(
             %error,
-            "there is no admin.sock in the data directory: `lowkey access` needs a token or a certificate here"
+            "there is no admin.sock in the data directory: lowkey access needs a token or a certificate here"
         ),
     }
     if let Some(tls) = &tls {

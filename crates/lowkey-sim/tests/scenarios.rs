@@ -64,6 +64,8 @@ scenarios! {
     crash_between_snapshot_and_compaction
     crash_while_the_compaction_is_on_its_way_to_the_disk
     ten_thousand_leases_expire_in_one_tick
+    access_is_required
+    access_must_stay_so
     an_invitation_is_shown_again
     an_invitation_is_shown_too_late
     machines_form_a_cluster_in_every_order

@@ -128,6 +128,7 @@ struct NewTokenArgs {
 #[derive(Debug, Args)]
 struct RevokeTokenArgs {
     /// Its id: what stands between lk_ and the next _
+    #[arg(value_name = "ID")]
     token_id: String,
 
     #[command(flatten)]

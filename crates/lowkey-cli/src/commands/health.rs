@@ -11,7 +11,7 @@ use crate::output::print_json;
 #[derive(Debug, Args)]
 pub(crate) struct HealthArgs {
     /// Ask for a leader, too: without one the answer is status 1
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     ready: bool,
 
     #[command(flatten)]

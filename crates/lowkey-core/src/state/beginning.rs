@@ -206,10 +206,14 @@ mod tests {
 
     #[test]
     fn a_cluster_of_several_begins_at_the_clocks_floor_with_all_of_them() {
-        let node = |name: &str| NodeInfo { name: NodeName::parse(name).unwrap(), ..beginning(0).node };
+        let node = |name: &str, number: u8| NodeInfo {
+            name: NodeName::parse(name).unwrap(),
+            identity: Some(NodeIdentity([number; 16])),
+            ..beginning(0).node
+        };
         let first = |unix_minutes| FirstMembers {
             cluster: ClusterId([9; 16]),
-            nodes: vec![node("n1"), node("n2"), node("n3")],
+            nodes: vec![node("n1", 1), node("n2", 2), node("n3", 3)],
             unix_minutes,
             spread: 6,
         };

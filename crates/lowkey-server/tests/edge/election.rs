@@ -107,8 +107,7 @@ async fn modes_scopes_waits_and_values_arrive() {
 
     let body = r#"{"election":"e","ownerId":"o","leaseId":"1","value":"v","waitMs":0}"#;
     let elected = edge.post("/v1/election/campaign", body).await;
-    let expected =
-        r#"{"fencingToken":"7","leaseTtlSeconds":"10","leaseId":"1","revision":"0","waitedMs":"0"}"#;
+    let expected = r#"{"fencingToken":"7","leaseTtlSeconds":"10","leaseId":"1","revision":"0","waitedMs":"0","epoch":"0"}"#;
     assert_eq!((elected.status, elected.text()), (200, expected));
     let expected = CampaignRequest {
         election: "e".into(),

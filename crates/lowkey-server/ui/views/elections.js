@@ -39,7 +39,7 @@ function content(store) {
     if (store.error?.status === 401) return empty("Log in to see elections.", "The button is at the top of the page.");
     if (store.error) return empty("This cannot be told now.", `${store.error.message}. It is tried again by itself.`);
     if (store.state === "loading") return h("p", { class: "weak" }, "Loading…");
-    return empty("Nobody leads anything.", "Try, in a terminal: ", h("code", null, "lowkey elect scheduler --value http://10.0.0.1:4000 -- sleep 30"));
+    return empty("Nobody leads anything.", "Try, in a terminal: ", h("code", null, "lowkey elect scheduler --value 10.0.0.1:4000 -- sleep 30"));
   }
   found.sort((a, b) => (a.name < b.name ? -1 : 1));
   const rows = found.map((lock) => {

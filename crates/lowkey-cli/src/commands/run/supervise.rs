@@ -266,7 +266,9 @@ impl Running<'_> {
             return;
         }
         // If it is not lost yet, it will be when its limit is over, or for want of a renewal.
-        let is_limit = self.guard.limit_remaining().is_some_and(|limit| limit <= self.guard.remaining());
+        // The limit is looked at second: time goes on between the two.
+        let left = self.guard.remaining();
+        let is_limit = self.guard.limit_remaining().is_some_and(|limit| limit <= left);
         let expected = if is_limit { LossCause::HeldTooLong } else { LossCause::Expired };
         let cause = self.guard.lost().now_or_never().unwrap_or(expected);
         let look = match cause {

@@ -8,10 +8,11 @@ use super::{Closed, acquire, by, reason_of};
 use crate::cli::lowkey;
 
 /// What anybody may ask, over HTTP.
-const OPEN_ROUTES: [&str; 5] = ["/", "/openapi.json", "/healthz", "/readyz", "/v1/access/whoami"];
+const OPEN_ROUTES: [&str; 6] = ["/", "/openapi.json", "/healthz", "/readyz", "/ui/", "/v1/access/whoami"];
 /// What a principal without any grant may ask: what is its own, and how the cluster is.
-const FOR_SOMEBODY: [&str; 7] = [
+const FOR_SOMEBODY: [&str; 8] = [
     "/metrics",
+    "/v1/cluster/status",
     "/v1/status",
     "/v1/lease",
     "/v1/leases",
@@ -38,7 +39,7 @@ fn routes(closed: &Closed) -> Vec<(String, String, Value)> {
 fn asked((method, path, example): &(String, String, Value)) -> (String, Value) {
     let path = path.replace("{node_id}", "node-9").replace("{token_id}", "0011223344556677");
     let query = match (method.as_str(), path.as_str()) {
-        ("GET", "/v1/lock") => "?name=billing/a",
+        ("GET", "/v1/lock" | "/v1/explain") => "?name=billing/a",
         ("GET", "/v1/locks") => "?prefix=billing/",
         ("GET", "/v1/lease") => "?lease_id=7",
         ("GET", "/v1/watch") => "?name=billing/a",
@@ -88,7 +89,8 @@ fn who_has_no_grant_may_see_itself_and_nothing_else_by_any_route() {
         let is_own = FOR_SOMEBODY.contains(&path.as_str());
         // Its own, and there is nothing that is its own.
         let found_nothing = reason == "LEASE_NOT_FOUND";
-        let tells_of_the_node = ["/v1/status", "/metrics"].contains(&path.as_str()) && reason == "OK";
+        let tells_of_the_node =
+            ["/v1/status", "/v1/cluster/status", "/metrics"].contains(&path.as_str()) && reason == "OK";
         assert!(is_open || is_own && (found_nothing || tells_of_the_node), "{path}: {reason}");
     }
 }
@@ -168,6 +170,8 @@ fn a_neighbour_gets_nothing_of_what_is_not_its_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_and_the_calls_on_them_are_for_somebody_only() {
+    use tokio_stream::StreamExt as _;
+
     use lowkey_api::v1::session_answer::Answer;
     use lowkey_api::v1::session_call::Call;
     use lowkey_api::v1::{GetStatusRequest, HeartbeatRequest, RenewLeases, SessionCall, WatchRequest};
@@ -181,6 +185,8 @@ async fn streams_and_the_calls_on_them_are_for_somebody_only() {
             call(3, Call::Watch(WatchRequest { name: "billing/a".into(), ..Default::default() })),
             call(4, Call::RenewLeases(RenewLeases { lease_ids: vec![1], holds: vec![] })),
         ])
+        // Its end would end what is under way.
+        .chain(tokio_stream::pending())
     };
     let beats = || tokio_stream::iter([HeartbeatRequest { lease_id: 1, seq: 1, holds: None }]);
     assert_eq!(reason_of(&client.session(calls()).await.unwrap_err()), "UNAUTHENTICATED");
@@ -190,7 +196,8 @@ async fn streams_and_the_calls_on_them_are_for_somebody_only() {
 
     let mut answers = client.session(by(&closed.web, calls())).await.unwrap().into_inner();
     let mut told = std::collections::BTreeMap::new();
-    while let Some(answer) = answers.message().await.unwrap() {
+    while told.len() < 4 {
+        let answer = answers.message().await.unwrap().expect("each call is answered");
         let said = match answer.answer.unwrap() {
             Answer::Error(error) => error.reason,
             Answer::AcquireLock(_) => "acquired".to_owned(),

@@ -49,7 +49,7 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 open.push(path);
-            } else {
+            } else if path.is_file() {
                 let name = path.strip_prefix(directory).unwrap().to_owned();
                 found.insert(name, std::fs::read(&path).unwrap());
             }
@@ -61,6 +61,7 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for name in files(from).keys() {
+        std::fs::create_dir_all(to.join(name).parent().unwrap()).unwrap();
         std::fs::copy(from.join(name), to.join(name)).unwrap();
     }
 }

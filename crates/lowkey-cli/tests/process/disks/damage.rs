@@ -147,10 +147,11 @@ pub(crate) fn identity_in(node_file: &[u8]) -> [u8; 16] {
 }
 
 fn read_files(directory: &Path) -> BTreeMap<String, Arc<Vec<u8>>> {
-    let files = std::fs::read_dir(directory).unwrap().map(|file| {
-        let file = file.unwrap();
-        (file.file_name().into_string().unwrap(), Arc::new(std::fs::read(file.path()).unwrap()))
-    });
+    // Not the audit's folder and not the admin's socket: a node starts without them.
+    let files = std::fs::read_dir(directory).unwrap().map(Result::unwrap);
+    let files = files
+        .filter(|file| file.file_type().unwrap().is_file())
+        .map(|file| (file.file_name().into_string().unwrap(), Arc::new(std::fs::read(file.path()).unwrap())));
     files.collect()
 }
 

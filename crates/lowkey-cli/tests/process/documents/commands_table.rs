@@ -59,6 +59,11 @@ fn run_row(terminal: &Terminal, row: &Row, command: &str, name: &str) {
             let done = terminal.run(&filled(command, &[("DIR", "./nowhere")]));
             assert!(done.complaint(1).contains("there is no data directory at ./nowhere"), "{done:?}");
         }
+        "backup" => {
+            let folder = tempfile::tempdir().unwrap();
+            let printed = terminal.ok(&filled(command, &[("DIR", folder.path().to_str().unwrap())]));
+            assert!(printed.ends_with(" ms\n"), "{printed}");
+        }
         "dev" => Playground::typed(&filled(command, &fillings)).end(),
         _ => run_client(terminal, &filled(command, &fillings), name),
     }
@@ -94,6 +99,8 @@ fn run_client(terminal: &Terminal, command: &str, name: &str) {
         "check" => line("current\t"),
         "explain" => line(&format!("Nobody holds {name}.")),
         "audit" => printed.contains("\treleased\t"),
+        "access" => line("-\t-\t"),
+        "health" => line("ok: dev-"),
         "leader" => printed.contains("\thttp://10.0.0.1:4000\t"),
         "cert" => line("certs/ca.pem is for lowkey CA "),
         "fence" => printed.contains("CREATE TABLE IF NOT EXISTS lowkey_fence"),
