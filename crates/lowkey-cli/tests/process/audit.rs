@@ -64,8 +64,10 @@ fn what_happened_to_a_lock_is_told_on_any_node() {
     acquire(node, "billing/nightly", "worker-3", 600);
     for node in &cluster.nodes {
         let told = node.ok("GET", "/v1/explain?name=billing/nightly", "");
-        let sentences: Vec<&str> =
+        let mut sentences: Vec<&str> =
             told["sentences"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        // A node that joined does not know what was before.
+        sentences.retain(|line| !line.starts_with("Not everything is on record here: 1 gap(s) lie before"));
         assert_eq!(sentences.len(), 3, "{sentences:?}");
         assert!(
             sentences[0].starts_with("worker-3 holds billing/nightly with token 3 since "),

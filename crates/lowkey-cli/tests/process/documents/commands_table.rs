@@ -61,7 +61,8 @@ fn run_row(terminal: &Terminal, row: &Row, command: &str, name: &str) {
         }
         "backup" => {
             let folder = tempfile::tempdir().unwrap();
-            let printed = terminal.ok(&filled(command, &[("DIR", folder.path().to_str().unwrap())]));
+            let url = format!("file://{}", folder.path().display());
+            let printed = terminal.ok(&filled(command, &[("URL", &url)]));
             assert!(printed.ends_with(" ms\n"), "{printed}");
         }
         "dev" => Playground::typed(&filled(command, &fillings)).end(),
