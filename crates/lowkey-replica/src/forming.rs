@@ -16,7 +16,7 @@
 //!
 //! **Why F3 holds.** Two plans that were both decided share a node, or every node of the first was wiped. A node that they
 //! share promised both attempts, one after the other. It gives up a promise only if the first attempt cannot become a
-//! cluster any more ([`Memory::is_free`]):
+//! cluster any more (`Memory::is_free`):
 //!
 //! - its coordinator, the only one that can decide it, has given it up itself, or began another attempt;
 //! - or so many nodes of the plan have *renounced* it, on disk, that the rest is no majority. They will never found it. One
