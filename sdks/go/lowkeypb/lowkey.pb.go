@@ -221,6 +221,59 @@ func (EventType) EnumDescriptor() ([]byte, []int) {
 	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{2}
 }
 
+// How much the disk of a node can take.
+type DiskRoom int32
+
+const (
+	// Enough.
+	DiskRoom_AMPLE DiskRoom = 0
+	// So little that no new leases and locks are granted.
+	DiskRoom_RESERVE DiskRoom = 1
+	// None: not even renewals of grants can be written.
+	DiskRoom_EXHAUSTED DiskRoom = 2
+)
+
+// Enum value maps for DiskRoom.
+var (
+	DiskRoom_name = map[int32]string{
+		0: "AMPLE",
+		1: "RESERVE",
+		2: "EXHAUSTED",
+	}
+	DiskRoom_value = map[string]int32{
+		"AMPLE":     0,
+		"RESERVE":   1,
+		"EXHAUSTED": 2,
+	}
+)
+
+func (x DiskRoom) Enum() *DiskRoom {
+	p := new(DiskRoom)
+	*p = x
+	return p
+}
+
+func (x DiskRoom) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DiskRoom) Descriptor() protoreflect.EnumDescriptor {
+	return file_lowkey_v1_lowkey_proto_enumTypes[3].Descriptor()
+}
+
+func (DiskRoom) Type() protoreflect.EnumType {
+	return &file_lowkey_v1_lowkey_proto_enumTypes[3]
+}
+
+func (x DiskRoom) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DiskRoom.Descriptor instead.
+func (DiskRoom) EnumDescriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{3}
+}
+
 type CreateLeaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who the lease belongs to: 1 to 256 bytes of UTF-8, no control characters.
@@ -1604,7 +1657,10 @@ type AcquireLockResponse struct {
 	// The revision at which the lock was granted.
 	Revision uint64 `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
 	// How long the request waited for the lock.
-	WaitedMs      int64 `protobuf:"varint,12,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`
+	WaitedMs int64 `protobuf:"varint,12,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`
+	// The epoch that the cluster's tokens began with, if it was restored or recovered with one; 0 otherwise. It tells
+	// two clusters apart that took the place of the same one, and is no part of the token.
+	Epoch         uint64 `protobuf:"varint,17,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1670,6 +1726,13 @@ func (x *AcquireLockResponse) GetRevision() uint64 {
 func (x *AcquireLockResponse) GetWaitedMs() int64 {
 	if x != nil {
 		return x.WaitedMs
+	}
+	return 0
+}
+
+func (x *AcquireLockResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
 	}
 	return 0
 }
@@ -3164,7 +3227,9 @@ type LockWaiter struct {
 	// What it is to cover.
 	Scope Scope `protobuf:"varint,4,opt,name=scope,proto3,enum=lowkey.v1.Scope" json:"scope,omitempty"`
 	// The place in the queue, from 1.
-	Position      uint32 `protobuf:"varint,5,opt,name=position,proto3" json:"position,omitempty"`
+	Position uint32 `protobuf:"varint,5,opt,name=position,proto3" json:"position,omitempty"`
+	// When it began to wait, in milliseconds since 1970, by the wall clock of the leader then; 0 if that is not known.
+	AskedUnixMs   int64 `protobuf:"varint,20,opt,name=asked_unix_ms,json=askedUnixMs,proto3" json:"asked_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3234,6 +3299,630 @@ func (x *LockWaiter) GetPosition() uint32 {
 	return 0
 }
 
+func (x *LockWaiter) GetAskedUnixMs() int64 {
+	if x != nil {
+		return x.AskedUnixMs
+	}
+	return 0
+}
+
+type ExplainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lock.
+	LockName string `protobuf:"bytes,1,opt,name=lock_name,json=lockName,proto3" json:"lock_name,omitempty"`
+	// If given, only the story of this grant is told, and of the one after it.
+	FencingToken  uint64 `protobuf:"varint,2,opt,name=fencing_token,json=fencingToken,proto3" json:"fencing_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ExplainRequest) GetLockName() string {
+	if x != nil {
+		return x.LockName
+	}
+	return ""
+}
+
+func (x *ExplainRequest) GetFencingToken() uint64 {
+	if x != nil {
+		return x.FencingToken
+	}
+	return 0
+}
+
+type ExplainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lock.
+	LockName string `protobuf:"bytes,1,opt,name=lock_name,json=lockName,proto3" json:"lock_name,omitempty"`
+	// What is so and what happened, as sentences for a person.
+	Sentences []string `protobuf:"bytes,2,rep,name=sentences,proto3" json:"sentences,omitempty"`
+	// What is odd about it, and what may be the cause; mostly nothing.
+	Oddities []string `protobuf:"bytes,3,rep,name=oddities,proto3" json:"oddities,omitempty"`
+	// Who holds the lock now.
+	Holders []*LockHolder `protobuf:"bytes,4,rep,name=holders,proto3" json:"holders,omitempty"`
+	// The first of those who wait.
+	Waiters []*LockWaiter `protobuf:"bytes,5,rep,name=waiters,proto3" json:"waiters,omitempty"`
+	// How many wait.
+	WaiterCount uint32 `protobuf:"varint,6,opt,name=waiter_count,json=waiterCount,proto3" json:"waiter_count,omitempty"`
+	// The grants that the sentences are about, the last first.
+	Grants []*AuditedGrant `protobuf:"bytes,7,rep,name=grants,proto3" json:"grants,omitempty"`
+	// What is not known: grants that ended in these revisions may be missing.
+	Gaps []*AuditGap `protobuf:"bytes,8,rep,name=gaps,proto3" json:"gaps,omitempty"`
+	// The revision as of which this is true.
+	Revision      uint64 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ExplainResponse) GetLockName() string {
+	if x != nil {
+		return x.LockName
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetSentences() []string {
+	if x != nil {
+		return x.Sentences
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetOddities() []string {
+	if x != nil {
+		return x.Oddities
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetHolders() []*LockHolder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetWaiters() []*LockWaiter {
+	if x != nil {
+		return x.Waiters
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetWaiterCount() uint32 {
+	if x != nil {
+		return x.WaiterCount
+	}
+	return 0
+}
+
+func (x *ExplainResponse) GetGrants() []*AuditedGrant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetGaps() []*AuditGap {
+	if x != nil {
+		return x.Gaps
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+type QueryAuditRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// If given, only grants of this lock are told.
+	LockName string `protobuf:"bytes,1,opt,name=lock_name,json=lockName,proto3" json:"lock_name,omitempty"`
+	// If given, only grants of this owner are told.
+	OwnerId string `protobuf:"bytes,2,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
+	// If given, only the grant with this token is told. Tokens repeat across groups, so there may be several.
+	FencingToken uint64 `protobuf:"varint,3,opt,name=fencing_token,json=fencingToken,proto3" json:"fencing_token,omitempty"`
+	// If given, only grants that ended then or later are told: milliseconds since 1970.
+	SinceUnixMs int64 `protobuf:"varint,4,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	// If given, only grants that ended for this cause are told: released, expired, revoked, held_too_long or
+	// cluster_recovered.
+	Cause string `protobuf:"bytes,5,opt,name=cause,proto3" json:"cause,omitempty"`
+	// Where to go on: the through of the answer before, as REVISION.ORDINAL. Empty: from the beginning.
+	After string `protobuf:"bytes,6,opt,name=after,proto3" json:"after,omitempty"`
+	// How many grants an answer may have: 1 to 1,000; 0 for 100.
+	PageSize      uint32 `protobuf:"varint,7,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryAuditRequest) Reset() {
+	*x = QueryAuditRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryAuditRequest) ProtoMessage() {}
+
+func (x *QueryAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryAuditRequest.ProtoReflect.Descriptor instead.
+func (*QueryAuditRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *QueryAuditRequest) GetLockName() string {
+	if x != nil {
+		return x.LockName
+	}
+	return ""
+}
+
+func (x *QueryAuditRequest) GetOwnerId() string {
+	if x != nil {
+		return x.OwnerId
+	}
+	return ""
+}
+
+func (x *QueryAuditRequest) GetFencingToken() uint64 {
+	if x != nil {
+		return x.FencingToken
+	}
+	return 0
+}
+
+func (x *QueryAuditRequest) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *QueryAuditRequest) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *QueryAuditRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *QueryAuditRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+type QueryAuditResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The grants, in the order in which they ended.
+	Grants []*AuditedGrant `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
+	// Everything that matches and ended up to here was told, or is in a gap: REVISION.ORDINAL.
+	Through string `protobuf:"bytes,2,opt,name=through,proto3" json:"through,omitempty"`
+	// What is not known: grants that ended in these revisions may be missing.
+	Gaps []*AuditGap `protobuf:"bytes,3,rep,name=gaps,proto3" json:"gaps,omitempty"`
+	// There are more behind through already.
+	More          bool `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryAuditResponse) Reset() {
+	*x = QueryAuditResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryAuditResponse) ProtoMessage() {}
+
+func (x *QueryAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryAuditResponse.ProtoReflect.Descriptor instead.
+func (*QueryAuditResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *QueryAuditResponse) GetGrants() []*AuditedGrant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *QueryAuditResponse) GetThrough() string {
+	if x != nil {
+		return x.Through
+	}
+	return ""
+}
+
+func (x *QueryAuditResponse) GetGaps() []*AuditGap {
+	if x != nil {
+		return x.Gaps
+	}
+	return nil
+}
+
+func (x *QueryAuditResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// One grant that is over. Times are wall clocks of the leaders, in milliseconds since 1970, and 0 where they are not
+// known; order is by position.
+type AuditedGrant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lock.
+	LockName string `protobuf:"bytes,1,opt,name=lock_name,json=lockName,proto3" json:"lock_name,omitempty"`
+	// The fencing token.
+	FencingToken uint64 `protobuf:"varint,2,opt,name=fencing_token,json=fencingToken,proto3" json:"fencing_token,omitempty"`
+	// The holder, as it named itself.
+	OwnerId string `protobuf:"bytes,3,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
+	// The lease that it hung on.
+	LeaseId uint64 `protobuf:"varint,4,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// How it was held.
+	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=lowkey.v1.Mode" json:"mode,omitempty"`
+	// What it covered.
+	Scope Scope `protobuf:"varint,6,opt,name=scope,proto3,enum=lowkey.v1.Scope" json:"scope,omitempty"`
+	// The lease's time to live.
+	TtlSeconds int64 `protobuf:"varint,7,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	// When it was asked for.
+	AskedUnixMs int64 `protobuf:"varint,8,opt,name=asked_unix_ms,json=askedUnixMs,proto3" json:"asked_unix_ms,omitempty"`
+	// When it was granted.
+	GrantedUnixMs int64 `protobuf:"varint,9,opt,name=granted_unix_ms,json=grantedUnixMs,proto3" json:"granted_unix_ms,omitempty"`
+	// The revision at which it was granted.
+	GrantedRevision uint64 `protobuf:"varint,10,opt,name=granted_revision,json=grantedRevision,proto3" json:"granted_revision,omitempty"`
+	// When it ended.
+	EndedUnixMs int64 `protobuf:"varint,11,opt,name=ended_unix_ms,json=endedUnixMs,proto3" json:"ended_unix_ms,omitempty"`
+	// The revision at which it ended.
+	EndedRevision uint64 `protobuf:"varint,12,opt,name=ended_revision,json=endedRevision,proto3" json:"ended_revision,omitempty"`
+	// Where it ended: REVISION.ORDINAL.
+	Position string `protobuf:"bytes,13,opt,name=position,proto3" json:"position,omitempty"`
+	// Why it ended: released, expired, revoked, held_too_long or cluster_recovered.
+	Cause string `protobuf:"bytes,14,opt,name=cause,proto3" json:"cause,omitempty"`
+	// What more is known of the end, for a person.
+	Detail string `protobuf:"bytes,15,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Who ended it, if somebody else than its owner said that it did.
+	Actor string `protobuf:"bytes,16,opt,name=actor,proto3" json:"actor,omitempty"`
+	// The term of the leader that ended it.
+	Term uint64 `protobuf:"varint,17,opt,name=term,proto3" json:"term,omitempty"`
+	// The cluster that it was granted in.
+	ClusterId string `protobuf:"bytes,18,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// It was held when the cluster was recovered, as far as the one node knew that was left: whether it was ever
+	// committed is not known.
+	PerhapsUncommitted bool `protobuf:"varint,19,opt,name=perhaps_uncommitted,json=perhapsUncommitted,proto3" json:"perhaps_uncommitted,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *AuditedGrant) Reset() {
+	*x = AuditedGrant{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditedGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditedGrant) ProtoMessage() {}
+
+func (x *AuditedGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditedGrant.ProtoReflect.Descriptor instead.
+func (*AuditedGrant) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *AuditedGrant) GetLockName() string {
+	if x != nil {
+		return x.LockName
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetFencingToken() uint64 {
+	if x != nil {
+		return x.FencingToken
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetOwnerId() string {
+	if x != nil {
+		return x.OwnerId
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetMode() Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return Mode_EXCLUSIVE
+}
+
+func (x *AuditedGrant) GetScope() Scope {
+	if x != nil {
+		return x.Scope
+	}
+	return Scope_NAME
+}
+
+func (x *AuditedGrant) GetTtlSeconds() int64 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetAskedUnixMs() int64 {
+	if x != nil {
+		return x.AskedUnixMs
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetGrantedUnixMs() int64 {
+	if x != nil {
+		return x.GrantedUnixMs
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetGrantedRevision() uint64 {
+	if x != nil {
+		return x.GrantedRevision
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetEndedUnixMs() int64 {
+	if x != nil {
+		return x.EndedUnixMs
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetEndedRevision() uint64 {
+	if x != nil {
+		return x.EndedRevision
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *AuditedGrant) GetPerhapsUncommitted() bool {
+	if x != nil {
+		return x.PerhapsUncommitted
+	}
+	return false
+}
+
+// Revisions of which it is not known what ended in them.
+type AuditGap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The gap begins behind this revision.
+	AfterRevision uint64 `protobuf:"varint,1,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
+	// And ends with this one.
+	ThroughRevision uint64 `protobuf:"varint,2,opt,name=through_revision,json=throughRevision,proto3" json:"through_revision,omitempty"`
+	// Why: snapshot, lost, unrecorded, deleted or retention.
+	Cause         string `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditGap) Reset() {
+	*x = AuditGap{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditGap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditGap) ProtoMessage() {}
+
+func (x *AuditGap) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditGap.ProtoReflect.Descriptor instead.
+func (*AuditGap) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *AuditGap) GetAfterRevision() uint64 {
+	if x != nil {
+		return x.AfterRevision
+	}
+	return 0
+}
+
+func (x *AuditGap) GetThroughRevision() uint64 {
+	if x != nil {
+		return x.ThroughRevision
+	}
+	return 0
+}
+
+func (x *AuditGap) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
 type CampaignRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The election: a lock name.
@@ -3258,7 +3947,7 @@ type CampaignRequest struct {
 
 func (x *CampaignRequest) Reset() {
 	*x = CampaignRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[36]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3959,7 @@ func (x *CampaignRequest) String() string {
 func (*CampaignRequest) ProtoMessage() {}
 
 func (x *CampaignRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[36]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3972,7 @@ func (x *CampaignRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CampaignRequest.ProtoReflect.Descriptor instead.
 func (*CampaignRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{36}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CampaignRequest) GetElection() string {
@@ -3353,14 +4042,16 @@ type CampaignResponse struct {
 	// The revision at which it was elected.
 	Revision uint64 `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
 	// How long the candidate waited.
-	WaitedMs      int64 `protobuf:"varint,12,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`
+	WaitedMs int64 `protobuf:"varint,12,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`
+	// The epoch that the cluster's tokens began with, if it was restored or recovered with one; 0 otherwise.
+	Epoch         uint64 `protobuf:"varint,17,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CampaignResponse) Reset() {
 	*x = CampaignResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[37]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3372,7 +4063,7 @@ func (x *CampaignResponse) String() string {
 func (*CampaignResponse) ProtoMessage() {}
 
 func (x *CampaignResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[37]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3385,7 +4076,7 @@ func (x *CampaignResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CampaignResponse.ProtoReflect.Descriptor instead.
 func (*CampaignResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{37}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CampaignResponse) GetFencingToken() uint64 {
@@ -3423,6 +4114,13 @@ func (x *CampaignResponse) GetWaitedMs() int64 {
 	return 0
 }
 
+func (x *CampaignResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type ProclaimRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The election.
@@ -3443,7 +4141,7 @@ type ProclaimRequest struct {
 
 func (x *ProclaimRequest) Reset() {
 	*x = ProclaimRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[38]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +4153,7 @@ func (x *ProclaimRequest) String() string {
 func (*ProclaimRequest) ProtoMessage() {}
 
 func (x *ProclaimRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[38]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +4166,7 @@ func (x *ProclaimRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProclaimRequest.ProtoReflect.Descriptor instead.
 func (*ProclaimRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{38}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ProclaimRequest) GetElection() string {
@@ -3523,7 +4221,7 @@ type ProclaimResponse struct {
 
 func (x *ProclaimResponse) Reset() {
 	*x = ProclaimResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[39]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3535,7 +4233,7 @@ func (x *ProclaimResponse) String() string {
 func (*ProclaimResponse) ProtoMessage() {}
 
 func (x *ProclaimResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[39]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3548,7 +4246,7 @@ func (x *ProclaimResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProclaimResponse.ProtoReflect.Descriptor instead.
 func (*ProclaimResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{39}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ProclaimResponse) GetRevision() uint64 {
@@ -3580,7 +4278,7 @@ type ResignRequest struct {
 
 func (x *ResignRequest) Reset() {
 	*x = ResignRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[40]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +4290,7 @@ func (x *ResignRequest) String() string {
 func (*ResignRequest) ProtoMessage() {}
 
 func (x *ResignRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[40]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +4303,7 @@ func (x *ResignRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResignRequest.ProtoReflect.Descriptor instead.
 func (*ResignRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{40}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ResignRequest) GetElection() string {
@@ -3667,7 +4365,7 @@ type ResignResponse struct {
 
 func (x *ResignResponse) Reset() {
 	*x = ResignResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[41]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +4377,7 @@ func (x *ResignResponse) String() string {
 func (*ResignResponse) ProtoMessage() {}
 
 func (x *ResignResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[41]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +4390,7 @@ func (x *ResignResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResignResponse.ProtoReflect.Descriptor instead.
 func (*ResignResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{41}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ResignResponse) GetResigned() bool {
@@ -3714,7 +4412,7 @@ type LeaderRequest struct {
 
 func (x *LeaderRequest) Reset() {
 	*x = LeaderRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[42]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3726,7 +4424,7 @@ func (x *LeaderRequest) String() string {
 func (*LeaderRequest) ProtoMessage() {}
 
 func (x *LeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[42]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3739,7 +4437,7 @@ func (x *LeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderRequest.ProtoReflect.Descriptor instead.
 func (*LeaderRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{42}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LeaderRequest) GetElection() string {
@@ -3770,7 +4468,7 @@ type LeaderResponse struct {
 
 func (x *LeaderResponse) Reset() {
 	*x = LeaderResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[43]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +4480,7 @@ func (x *LeaderResponse) String() string {
 func (*LeaderResponse) ProtoMessage() {}
 
 func (x *LeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[43]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +4493,7 @@ func (x *LeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderResponse.ProtoReflect.Descriptor instead.
 func (*LeaderResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{43}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LeaderResponse) GetLeader() *LockHolder {
@@ -3829,7 +4527,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[44]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3841,7 +4539,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[44]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3854,7 +4552,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{44}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ObserveRequest) GetElection() string {
@@ -3892,7 +4590,7 @@ type ObserveEvent struct {
 
 func (x *ObserveEvent) Reset() {
 	*x = ObserveEvent{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[45]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +4602,7 @@ func (x *ObserveEvent) String() string {
 func (*ObserveEvent) ProtoMessage() {}
 
 func (x *ObserveEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[45]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +4615,7 @@ func (x *ObserveEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveEvent.ProtoReflect.Descriptor instead.
 func (*ObserveEvent) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{45}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ObserveEvent) GetType() EventType {
@@ -3991,7 +4689,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[46]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4701,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[46]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4714,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{46}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{52}
 }
 
 type GetStatusResponse struct {
@@ -4055,13 +4753,16 @@ type GetStatusResponse struct {
 	// Not 0 while the cluster grants no lock, since it was recovered after it lost its quorum: for how many seconds
 	// more at most. The leader knows; other nodes tell the longest.
 	RecoveringSeconds int64 `protobuf:"varint,19,opt,name=recovering_seconds,json=recoveringSeconds,proto3" json:"recovering_seconds,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The epoch that the cluster's tokens, leases and revisions began with, if it was restored or recovered with one; 0
+	// otherwise.
+	Epoch         uint64 `protobuf:"varint,55,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[47]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4073,7 +4774,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[47]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4086,7 +4787,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{47}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetStatusResponse) GetNodeId() string {
@@ -4201,6 +4902,421 @@ func (x *GetStatusResponse) GetRecoveringSeconds() int64 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type GetClusterStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetClusterStatusRequest) Reset() {
+	*x = GetClusterStatusRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetClusterStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetClusterStatusRequest) ProtoMessage() {}
+
+func (x *GetClusterStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetClusterStatusRequest.ProtoReflect.Descriptor instead.
+func (*GetClusterStatusRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{54}
+}
+
+type GetClusterStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cluster's id, 32 hexadecimal digits.
+	ClusterId string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// The node that asked the others.
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Who leads, as the node with the highest term says; empty while no leader is known.
+	LeaderId string `protobuf:"bytes,3,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	// One for each member, by number.
+	Nodes []*NodeReport `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The numbers of nodes that were removed and have not left the quorum yet.
+	Leaving []uint64 `protobuf:"varint,5,rep,packed,name=leaving,proto3" json:"leaving,omitempty"`
+	// As in GetStatus: not 0 while the cluster grants no lock since it was recovered.
+	RecoveringSeconds int64 `protobuf:"varint,6,opt,name=recovering_seconds,json=recoveringSeconds,proto3" json:"recovering_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *GetClusterStatusResponse) Reset() {
+	*x = GetClusterStatusResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetClusterStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetClusterStatusResponse) ProtoMessage() {}
+
+func (x *GetClusterStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetClusterStatusResponse.ProtoReflect.Descriptor instead.
+func (*GetClusterStatusResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *GetClusterStatusResponse) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *GetClusterStatusResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *GetClusterStatusResponse) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *GetClusterStatusResponse) GetNodes() []*NodeReport {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *GetClusterStatusResponse) GetLeaving() []uint64 {
+	if x != nil {
+		return x.Leaving
+	}
+	return nil
+}
+
+func (x *GetClusterStatusResponse) GetRecoveringSeconds() int64 {
+	if x != nil {
+		return x.RecoveringSeconds
+	}
+	return 0
+}
+
+// How one node is, in its own words.
+type NodeReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node, as the leader sees it; without a leader, as the asked node sees it.
+	Member *Member `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	// Why the rest is not known; empty if it is.
+	Problem string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	// How long the answer took, in microseconds.
+	AnsweredInUs uint64 `protobuf:"varint,3,opt,name=answered_in_us,json=answeredInUs,proto3" json:"answered_in_us,omitempty"`
+	// Its role; see GetStatusResponse.
+	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// The version of its software.
+	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	// Its Raft term.
+	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
+	// Who leads, as it sees it; empty while it knows no leader.
+	LeaderId string `protobuf:"bytes,7,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	// The last log index that it applied.
+	AppliedIndex uint64 `protobuf:"varint,8,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	// The last log index that it knows to be committed.
+	CommitIndex uint64 `protobuf:"varint,9,opt,name=commit_index,json=commitIndex,proto3" json:"commit_index,omitempty"`
+	// What its state machine holds.
+	Stats *Stats `protobuf:"bytes,10,opt,name=stats,proto3" json:"stats,omitempty"`
+	// Whether its log finds room.
+	DiskRoom DiskRoom `protobuf:"varint,11,opt,name=disk_room,json=diskRoom,proto3,enum=lowkey.v1.DiskRoom" json:"disk_room,omitempty"`
+	// What is free on the file system of its data, in bytes; 0 if the system does not say.
+	DiskFreeBytes uint64 `protobuf:"varint,12,opt,name=disk_free_bytes,json=diskFreeBytes,proto3" json:"disk_free_bytes,omitempty"`
+	// How large that file system is, in bytes; 0 if the system does not say.
+	DiskSizeBytes uint64 `protobuf:"varint,13,opt,name=disk_size_bytes,json=diskSizeBytes,proto3" json:"disk_size_bytes,omitempty"`
+	// What its process has in memory, in bytes; 0 if the system does not say.
+	MemoryBytes uint64 `protobuf:"varint,14,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// How many watches and observed elections are open on it.
+	WatchStreams uint32 `protobuf:"varint,15,opt,name=watch_streams,json=watchStreams,proto3" json:"watch_streams,omitempty"`
+	// What it has counted since it started.
+	Counters      *Counters `protobuf:"bytes,16,opt,name=counters,proto3" json:"counters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeReport) Reset() {
+	*x = NodeReport{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeReport) ProtoMessage() {}
+
+func (x *NodeReport) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeReport.ProtoReflect.Descriptor instead.
+func (*NodeReport) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *NodeReport) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *NodeReport) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *NodeReport) GetAnsweredInUs() uint64 {
+	if x != nil {
+		return x.AnsweredInUs
+	}
+	return 0
+}
+
+func (x *NodeReport) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *NodeReport) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *NodeReport) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *NodeReport) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *NodeReport) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+func (x *NodeReport) GetCommitIndex() uint64 {
+	if x != nil {
+		return x.CommitIndex
+	}
+	return 0
+}
+
+func (x *NodeReport) GetStats() *Stats {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
+func (x *NodeReport) GetDiskRoom() DiskRoom {
+	if x != nil {
+		return x.DiskRoom
+	}
+	return DiskRoom_AMPLE
+}
+
+func (x *NodeReport) GetDiskFreeBytes() uint64 {
+	if x != nil {
+		return x.DiskFreeBytes
+	}
+	return 0
+}
+
+func (x *NodeReport) GetDiskSizeBytes() uint64 {
+	if x != nil {
+		return x.DiskSizeBytes
+	}
+	return 0
+}
+
+func (x *NodeReport) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *NodeReport) GetWatchStreams() uint32 {
+	if x != nil {
+		return x.WatchStreams
+	}
+	return 0
+}
+
+func (x *NodeReport) GetCounters() *Counters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+// What a node has counted since it started. A rate is the difference of two reports, divided by that of up_ms.
+type Counters struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For how long it has run: the time of this report.
+	UpMs uint64 `protobuf:"varint,1,opt,name=up_ms,json=upMs,proto3" json:"up_ms,omitempty"`
+	// Grants of locks that it answered with.
+	Grants uint64 `protobuf:"varint,2,opt,name=grants,proto3" json:"grants,omitempty"`
+	// Renewals of leases that it answered with.
+	Renewals uint64 `protobuf:"varint,3,opt,name=renewals,proto3" json:"renewals,omitempty"`
+	// All calls that ended well.
+	CallsOk uint64 `protobuf:"varint,4,opt,name=calls_ok,json=callsOk,proto3" json:"calls_ok,omitempty"`
+	// All calls that ended with an error.
+	CallsFailed uint64 `protobuf:"varint,5,opt,name=calls_failed,json=callsFailed,proto3" json:"calls_failed,omitempty"`
+	// Leases that have run out.
+	LeasesExpired uint64 `protobuf:"varint,6,opt,name=leases_expired,json=leasesExpired,proto3" json:"leases_expired,omitempty"`
+	// How many calls took how long, those that may wait for a lock left out: the first number counts calls of at
+	// most 100 microseconds, each following one those of at most twice as long, the last all that took longer.
+	Durations     []uint64 `protobuf:"varint,7,rep,packed,name=durations,proto3" json:"durations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Counters) Reset() {
+	*x = Counters{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counters) ProtoMessage() {}
+
+func (x *Counters) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counters.ProtoReflect.Descriptor instead.
+func (*Counters) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *Counters) GetUpMs() uint64 {
+	if x != nil {
+		return x.UpMs
+	}
+	return 0
+}
+
+func (x *Counters) GetGrants() uint64 {
+	if x != nil {
+		return x.Grants
+	}
+	return 0
+}
+
+func (x *Counters) GetRenewals() uint64 {
+	if x != nil {
+		return x.Renewals
+	}
+	return 0
+}
+
+func (x *Counters) GetCallsOk() uint64 {
+	if x != nil {
+		return x.CallsOk
+	}
+	return 0
+}
+
+func (x *Counters) GetCallsFailed() uint64 {
+	if x != nil {
+		return x.CallsFailed
+	}
+	return 0
+}
+
+func (x *Counters) GetLeasesExpired() uint64 {
+	if x != nil {
+		return x.LeasesExpired
+	}
+	return 0
+}
+
+func (x *Counters) GetDurations() []uint64 {
+	if x != nil {
+		return x.Durations
+	}
+	return nil
+}
+
 // Numbers of the node's state machine.
 type Stats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4218,7 +5334,7 @@ type Stats struct {
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[48]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4230,7 +5346,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[48]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4243,7 +5359,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{48}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Stats) GetLeases() int32 {
@@ -4306,7 +5422,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[49]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +5434,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[49]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +5447,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{49}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Member) GetNodeId() string {
@@ -4439,7 +5555,7 @@ type AddPeerRequest struct {
 
 func (x *AddPeerRequest) Reset() {
 	*x = AddPeerRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[50]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4451,7 +5567,7 @@ func (x *AddPeerRequest) String() string {
 func (*AddPeerRequest) ProtoMessage() {}
 
 func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[50]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4464,7 +5580,7 @@ func (x *AddPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPeerRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{50}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AddPeerRequest) GetNodeId() string {
@@ -4544,7 +5660,7 @@ type AddPeerResponse struct {
 
 func (x *AddPeerResponse) Reset() {
 	*x = AddPeerResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[51]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4556,7 +5672,7 @@ func (x *AddPeerResponse) String() string {
 func (*AddPeerResponse) ProtoMessage() {}
 
 func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[51]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4569,7 +5685,7 @@ func (x *AddPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPeerResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{51}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AddPeerResponse) GetMemberId() uint64 {
@@ -4605,7 +5721,7 @@ type InvitePeerRequest struct {
 
 func (x *InvitePeerRequest) Reset() {
 	*x = InvitePeerRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +5733,7 @@ func (x *InvitePeerRequest) String() string {
 func (*InvitePeerRequest) ProtoMessage() {}
 
 func (x *InvitePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[52]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +5746,7 @@ func (x *InvitePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvitePeerRequest.ProtoReflect.Descriptor instead.
 func (*InvitePeerRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{52}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InvitePeerRequest) GetTtlSeconds() int64 {
@@ -4659,7 +5775,7 @@ type InvitePeerResponse struct {
 
 func (x *InvitePeerResponse) Reset() {
 	*x = InvitePeerResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +5787,7 @@ func (x *InvitePeerResponse) String() string {
 func (*InvitePeerResponse) ProtoMessage() {}
 
 func (x *InvitePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[53]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +5800,7 @@ func (x *InvitePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvitePeerResponse.ProtoReflect.Descriptor instead.
 func (*InvitePeerResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{53}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *InvitePeerResponse) GetToken() string {
@@ -4697,6 +5813,150 @@ func (x *InvitePeerResponse) GetToken() string {
 func (x *InvitePeerResponse) GetExpiresUnixMs() uint64 {
 	if x != nil {
 		return x.ExpiresUnixMs
+	}
+	return 0
+}
+
+type CreateBackupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where to: a URL such as s3://BUCKET/FOLDER or file:///FOLDER. Empty: where the node keeps its backups.
+	To string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	// Names the call in errors. Asked again, it makes another backup.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateBackupRequest) Reset() {
+	*x = CreateBackupRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateBackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateBackupRequest) ProtoMessage() {}
+
+func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
+func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *CreateBackupRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *CreateBackupRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type CreateBackupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The backup: its cluster, and its time and revision.
+	BackupId string `protobuf:"bytes,1,opt,name=backup_id,json=backupId,proto3" json:"backup_id,omitempty"`
+	// The store that it is in.
+	Url string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	// The size of its files.
+	SizeBytes uint64 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// The last revision that is in it.
+	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The highest fencing token that was granted by then.
+	FencingCounter uint64 `protobuf:"varint,5,opt,name=fencing_counter,json=fencingCounter,proto3" json:"fencing_counter,omitempty"`
+	// How long it took until it was written and read back.
+	TookMs        uint64 `protobuf:"varint,6,opt,name=took_ms,json=tookMs,proto3" json:"took_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateBackupResponse) Reset() {
+	*x = CreateBackupResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateBackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateBackupResponse) ProtoMessage() {}
+
+func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
+func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *CreateBackupResponse) GetBackupId() string {
+	if x != nil {
+		return x.BackupId
+	}
+	return ""
+}
+
+func (x *CreateBackupResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *CreateBackupResponse) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *CreateBackupResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *CreateBackupResponse) GetFencingCounter() uint64 {
+	if x != nil {
+		return x.FencingCounter
+	}
+	return 0
+}
+
+func (x *CreateBackupResponse) GetTookMs() uint64 {
+	if x != nil {
+		return x.TookMs
 	}
 	return 0
 }
@@ -4715,7 +5975,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +5987,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[54]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +6000,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{54}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemovePeerRequest) GetNodeId() string {
@@ -4774,7 +6034,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +6046,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[55]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +6059,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{55}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemovePeerResponse) GetMemberId() uint64 {
@@ -4821,7 +6081,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[56]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4833,7 +6093,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[56]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4846,7 +6106,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{56}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TransferLeaderRequest) GetNodeId() string {
@@ -4875,7 +6135,7 @@ type TransferLeaderResponse struct {
 
 func (x *TransferLeaderResponse) Reset() {
 	*x = TransferLeaderResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[57]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4887,7 +6147,7 @@ func (x *TransferLeaderResponse) String() string {
 func (*TransferLeaderResponse) ProtoMessage() {}
 
 func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[57]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4900,7 +6160,7 @@ func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{57}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TransferLeaderResponse) GetLeaderId() string {
@@ -4915,6 +6175,1251 @@ func (x *TransferLeaderResponse) GetLeaderAddress() string {
 		return x.LeaderAddress
 	}
 	return ""
+}
+
+type AddPrincipalRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 128 bytes, without '/'. What is below its name is its own: owners begin with it.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// Names in certificates (subject alternative names) that prove it.
+	CertificateNames []string `protobuf:"bytes,2,rep,name=certificate_names,json=certificateNames,proto3" json:"certificate_names,omitempty"`
+	// Names the call in errors. To repeat it is safe.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddPrincipalRequest) Reset() {
+	*x = AddPrincipalRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddPrincipalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddPrincipalRequest) ProtoMessage() {}
+
+func (x *AddPrincipalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddPrincipalRequest.ProtoReflect.Descriptor instead.
+func (*AddPrincipalRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *AddPrincipalRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *AddPrincipalRequest) GetCertificateNames() []string {
+	if x != nil {
+		return x.CertificateNames
+	}
+	return nil
+}
+
+func (x *AddPrincipalRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type AddPrincipalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddPrincipalResponse) Reset() {
+	*x = AddPrincipalResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddPrincipalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddPrincipalResponse) ProtoMessage() {}
+
+func (x *AddPrincipalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddPrincipalResponse.ProtoReflect.Descriptor instead.
+func (*AddPrincipalResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{71}
+}
+
+type RemovePrincipalRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// If given, only this name of its certificates is taken away.
+	CertificateName string `protobuf:"bytes,2,opt,name=certificate_name,json=certificateName,proto3" json:"certificate_name,omitempty"`
+	// Names the call in errors. To repeat it is safe: PRINCIPAL_NOT_FOUND then says that it is done.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePrincipalRequest) Reset() {
+	*x = RemovePrincipalRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePrincipalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePrincipalRequest) ProtoMessage() {}
+
+func (x *RemovePrincipalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePrincipalRequest.ProtoReflect.Descriptor instead.
+func (*RemovePrincipalRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *RemovePrincipalRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *RemovePrincipalRequest) GetCertificateName() string {
+	if x != nil {
+		return x.CertificateName
+	}
+	return ""
+}
+
+func (x *RemovePrincipalRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RemovePrincipalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePrincipalResponse) Reset() {
+	*x = RemovePrincipalResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePrincipalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePrincipalResponse) ProtoMessage() {}
+
+func (x *RemovePrincipalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePrincipalResponse.ProtoReflect.Descriptor instead.
+func (*RemovePrincipalResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{73}
+}
+
+type ListPrincipalsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// If given, only this one.
+	Principal     string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPrincipalsRequest) Reset() {
+	*x = ListPrincipalsRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPrincipalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPrincipalsRequest) ProtoMessage() {}
+
+func (x *ListPrincipalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPrincipalsRequest.ProtoReflect.Descriptor instead.
+func (*ListPrincipalsRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ListPrincipalsRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+type ListPrincipalsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether nobody may do anything without a proof and a grant.
+	Required bool `protobuf:"varint,1,opt,name=required,proto3" json:"required,omitempty"`
+	// By name.
+	Principals    []*Principal `protobuf:"bytes,2,rep,name=principals,proto3" json:"principals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPrincipalsResponse) Reset() {
+	*x = ListPrincipalsResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPrincipalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPrincipalsResponse) ProtoMessage() {}
+
+func (x *ListPrincipalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPrincipalsResponse.ProtoReflect.Descriptor instead.
+func (*ListPrincipalsResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *ListPrincipalsResponse) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+func (x *ListPrincipalsResponse) GetPrincipals() []*Principal {
+	if x != nil {
+		return x.Principals
+	}
+	return nil
+}
+
+// Who a client can prove to be.
+type Principal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// Names in certificates that are its.
+	CertificateNames []string `protobuf:"bytes,2,rep,name=certificate_names,json=certificateNames,proto3" json:"certificate_names,omitempty"`
+	// The ids of its tokens.
+	TokenIds []string `protobuf:"bytes,3,rep,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
+	// What it may do where, by path.
+	Grants        []*AccessGrant `protobuf:"bytes,4,rep,name=grants,proto3" json:"grants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Principal) Reset() {
+	*x = Principal{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Principal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Principal) ProtoMessage() {}
+
+func (x *Principal) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Principal.ProtoReflect.Descriptor instead.
+func (*Principal) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *Principal) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *Principal) GetCertificateNames() []string {
+	if x != nil {
+		return x.CertificateNames
+	}
+	return nil
+}
+
+func (x *Principal) GetTokenIds() []string {
+	if x != nil {
+		return x.TokenIds
+	}
+	return nil
+}
+
+func (x *Principal) GetGrants() []*AccessGrant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+// What a principal may do on a path.
+type AccessGrant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name, which stands for all below it too, or / for everything.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Of acquire, read, watch, audit, admin.
+	Verbs         []string `protobuf:"bytes,2,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AccessGrant) Reset() {
+	*x = AccessGrant{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccessGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccessGrant) ProtoMessage() {}
+
+func (x *AccessGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccessGrant.ProtoReflect.Descriptor instead.
+func (*AccessGrant) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *AccessGrant) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *AccessGrant) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+type NewTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose it is to be.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// Names the call in errors. Asked again, it makes another token.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewTokenRequest) Reset() {
+	*x = NewTokenRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewTokenRequest) ProtoMessage() {}
+
+func (x *NewTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewTokenRequest.ProtoReflect.Descriptor instead.
+func (*NewTokenRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *NewTokenRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *NewTokenRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type NewTokenResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The token: a secret, which nobody can be told again.
+	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Its public part, by which it is revoked.
+	TokenId       string `protobuf:"bytes,2,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewTokenResponse) Reset() {
+	*x = NewTokenResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewTokenResponse) ProtoMessage() {}
+
+func (x *NewTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewTokenResponse.ProtoReflect.Descriptor instead.
+func (*NewTokenResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *NewTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *NewTokenResponse) GetTokenId() string {
+	if x != nil {
+		return x.TokenId
+	}
+	return ""
+}
+
+type RevokeTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The token's id: what stands between lk_ and the next _.
+	TokenId string `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	// Names the call in errors. To repeat it is safe: ACCESS_TOKEN_NOT_FOUND then says that it is done.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokenRequest) Reset() {
+	*x = RevokeTokenRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeTokenRequest) ProtoMessage() {}
+
+func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
+func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *RevokeTokenRequest) GetTokenId() string {
+	if x != nil {
+		return x.TokenId
+	}
+	return ""
+}
+
+func (x *RevokeTokenRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RevokeTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeTokenResponse) Reset() {
+	*x = RevokeTokenResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeTokenResponse) ProtoMessage() {}
+
+func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
+func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{81}
+}
+
+type GrantAccessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whom.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// A name, which stands for all below it too, or / for everything.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// Of acquire, read, watch, audit, admin.
+	Verbs []string `protobuf:"bytes,3,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	// Names the call in errors. To repeat it is safe.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantAccessRequest) Reset() {
+	*x = GrantAccessRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantAccessRequest) ProtoMessage() {}
+
+func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
+func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *GrantAccessRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *GrantAccessRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GrantAccessRequest) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+func (x *GrantAccessRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type GrantAccessResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantAccessResponse) Reset() {
+	*x = GrantAccessResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantAccessResponse) ProtoMessage() {}
+
+func (x *GrantAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantAccessResponse.ProtoReflect.Descriptor instead.
+func (*GrantAccessResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{83}
+}
+
+type RevokeAccessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whom.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// The path of the grant.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// What it may not do there any more.
+	Verbs []string `protobuf:"bytes,3,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	// Names the call in errors. To repeat it is safe.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeAccessRequest) Reset() {
+	*x = RevokeAccessRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeAccessRequest) ProtoMessage() {}
+
+func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
+func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *RevokeAccessRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *RevokeAccessRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *RevokeAccessRequest) GetVerbs() []string {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+func (x *RevokeAccessRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RevokeAccessResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeAccessResponse) Reset() {
+	*x = RevokeAccessResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeAccessResponse) ProtoMessage() {}
+
+func (x *RevokeAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeAccessResponse.ProtoReflect.Descriptor instead.
+func (*RevokeAccessResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{85}
+}
+
+type RequireAccessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether access is to be required.
+	Required bool `protobuf:"varint,1,opt,name=required,proto3" json:"required,omitempty"`
+	// Change nothing: tell who would have been refused in the last hour, on the node that is asked.
+	DryRun bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Names the call in errors. To repeat it is safe.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequireAccessRequest) Reset() {
+	*x = RequireAccessRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequireAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequireAccessRequest) ProtoMessage() {}
+
+func (x *RequireAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequireAccessRequest.ProtoReflect.Descriptor instead.
+func (*RequireAccessRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *RequireAccessRequest) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+func (x *RequireAccessRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RequireAccessRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RequireAccessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// With dry_run: who would have been refused, once access was set up and before it was required.
+	WouldBeRefused []*WouldBeRefused `protobuf:"bytes,1,rep,name=would_be_refused,json=wouldBeRefused,proto3" json:"would_be_refused,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RequireAccessResponse) Reset() {
+	*x = RequireAccessResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequireAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequireAccessResponse) ProtoMessage() {}
+
+func (x *RequireAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequireAccessResponse.ProtoReflect.Descriptor instead.
+func (*RequireAccessResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *RequireAccessResponse) GetWouldBeRefused() []*WouldBeRefused {
+	if x != nil {
+		return x.WouldBeRefused
+	}
+	return nil
+}
+
+// A client that would have been refused.
+type WouldBeRefused struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The principal, or the address of a client that showed no proof.
+	Client string `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
+	// What it lacks.
+	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	// How often, in the last hour.
+	Count         uint64 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WouldBeRefused) Reset() {
+	*x = WouldBeRefused{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WouldBeRefused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WouldBeRefused) ProtoMessage() {}
+
+func (x *WouldBeRefused) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WouldBeRefused.ProtoReflect.Descriptor instead.
+func (*WouldBeRefused) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *WouldBeRefused) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *WouldBeRefused) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *WouldBeRefused) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type CheckAccessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// What: acquire, read, watch, audit or admin.
+	Verb string `protobuf:"bytes,2,opt,name=verb,proto3" json:"verb,omitempty"`
+	// Where: a name, or / for everything.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAccessRequest) Reset() {
+	*x = CheckAccessRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAccessRequest) ProtoMessage() {}
+
+func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
+func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *CheckAccessRequest) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *CheckAccessRequest) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *CheckAccessRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type CheckAccessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether it may.
+	Permitted bool `protobuf:"varint,1,opt,name=permitted,proto3" json:"permitted,omitempty"`
+	// By which grant, or what is missing.
+	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	// Whether access is required: if not, everybody may do everything.
+	Required      bool `protobuf:"varint,3,opt,name=required,proto3" json:"required,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckAccessResponse) Reset() {
+	*x = CheckAccessResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckAccessResponse) ProtoMessage() {}
+
+func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
+func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *CheckAccessResponse) GetPermitted() bool {
+	if x != nil {
+		return x.Permitted
+	}
+	return false
+}
+
+func (x *CheckAccessResponse) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *CheckAccessResponse) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+type WhoAmIRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIRequest) Reset() {
+	*x = WhoAmIRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIRequest) ProtoMessage() {}
+
+func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
+func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{91}
+}
+
+type WhoAmIResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The principal that the caller has proven to be; empty if it is none, or if there are none.
+	Principal string `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	// What it has shown: the id of a token, or a certificate's name.
+	Proof string `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
+	// Whether access is required.
+	Required bool `protobuf:"varint,3,opt,name=required,proto3" json:"required,omitempty"`
+	// What it may do where, by path.
+	Grants        []*AccessGrant `protobuf:"bytes,4,rep,name=grants,proto3" json:"grants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIResponse) Reset() {
+	*x = WhoAmIResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIResponse) ProtoMessage() {}
+
+func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
+func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *WhoAmIResponse) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *WhoAmIResponse) GetProof() string {
+	if x != nil {
+		return x.Proof
+	}
+	return ""
+}
+
+func (x *WhoAmIResponse) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+func (x *WhoAmIResponse) GetGrants() []*AccessGrant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
 }
 
 var File_lowkey_v1_lowkey_proto protoreflect.FileDescriptor
@@ -5024,14 +7529,15 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"ttlSeconds\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\tR\trequestId\x12(\n" +
-	"\x10max_hold_seconds\x18\x10 \x01(\x03R\x0emaxHoldSeconds\"\xba\x01\n" +
+	"\x10max_hold_seconds\x18\x10 \x01(\x03R\x0emaxHoldSeconds\"\xd0\x01\n" +
 	"\x13AcquireLockResponse\x12#\n" +
 	"\rfencing_token\x18\x01 \x01(\x04R\ffencingToken\x12*\n" +
 	"\x11lease_ttl_seconds\x18\x02 \x01(\x03R\x0fleaseTtlSeconds\x12\x19\n" +
 	"\blease_id\x18\n" +
 	" \x01(\x04R\aleaseId\x12\x1a\n" +
 	"\brevision\x18\v \x01(\x04R\brevision\x12\x1b\n" +
-	"\twaited_ms\x18\f \x01(\x03R\bwaitedMs\"\xef\x01\n" +
+	"\twaited_ms\x18\f \x01(\x03R\bwaitedMs\x12\x14\n" +
+	"\x05epoch\x18\x11 \x01(\x04R\x05epoch\"\xef\x01\n" +
 	"\x12ReleaseLockRequest\x12\x1b\n" +
 	"\tlock_name\x18\x01 \x01(\tR\blockName\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\x04R\aleaseId\x12#\n" +
@@ -5161,14 +7667,68 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	" \x01(\x03H\x00R\vremainingMs\x88\x01\x01\x12-\n" +
 	"\x10max_hold_seconds\x18\x10 \x01(\x03H\x01R\x0emaxHoldSeconds\x88\x01\x01B\x0f\n" +
 	"\r_remaining_msB\x13\n" +
-	"\x11_max_hold_seconds\"\xab\x01\n" +
+	"\x11_max_hold_seconds\"\xcf\x01\n" +
 	"\n" +
 	"LockWaiter\x12\x19\n" +
 	"\bowner_id\x18\x01 \x01(\tR\aownerId\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\x04R\aleaseId\x12#\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x0f.lowkey.v1.ModeR\x04mode\x12&\n" +
 	"\x05scope\x18\x04 \x01(\x0e2\x10.lowkey.v1.ScopeR\x05scope\x12\x1a\n" +
-	"\bposition\x18\x05 \x01(\rR\bposition\"\x8d\x02\n" +
+	"\bposition\x18\x05 \x01(\rR\bposition\x12\"\n" +
+	"\rasked_unix_ms\x18\x14 \x01(\x03R\vaskedUnixMs\"R\n" +
+	"\x0eExplainRequest\x12\x1b\n" +
+	"\tlock_name\x18\x01 \x01(\tR\blockName\x12#\n" +
+	"\rfencing_token\x18\x02 \x01(\x04R\ffencingToken\"\xe3\x02\n" +
+	"\x0fExplainResponse\x12\x1b\n" +
+	"\tlock_name\x18\x01 \x01(\tR\blockName\x12\x1c\n" +
+	"\tsentences\x18\x02 \x03(\tR\tsentences\x12\x1a\n" +
+	"\boddities\x18\x03 \x03(\tR\boddities\x12/\n" +
+	"\aholders\x18\x04 \x03(\v2\x15.lowkey.v1.LockHolderR\aholders\x12/\n" +
+	"\awaiters\x18\x05 \x03(\v2\x15.lowkey.v1.LockWaiterR\awaiters\x12!\n" +
+	"\fwaiter_count\x18\x06 \x01(\rR\vwaiterCount\x12/\n" +
+	"\x06grants\x18\a \x03(\v2\x17.lowkey.v1.AuditedGrantR\x06grants\x12'\n" +
+	"\x04gaps\x18\b \x03(\v2\x13.lowkey.v1.AuditGapR\x04gaps\x12\x1a\n" +
+	"\brevision\x18\t \x01(\x04R\brevision\"\xdd\x01\n" +
+	"\x11QueryAuditRequest\x12\x1b\n" +
+	"\tlock_name\x18\x01 \x01(\tR\blockName\x12\x19\n" +
+	"\bowner_id\x18\x02 \x01(\tR\aownerId\x12#\n" +
+	"\rfencing_token\x18\x03 \x01(\x04R\ffencingToken\x12\"\n" +
+	"\rsince_unix_ms\x18\x04 \x01(\x03R\vsinceUnixMs\x12\x14\n" +
+	"\x05cause\x18\x05 \x01(\tR\x05cause\x12\x14\n" +
+	"\x05after\x18\x06 \x01(\tR\x05after\x12\x1b\n" +
+	"\tpage_size\x18\a \x01(\rR\bpageSize\"\x9c\x01\n" +
+	"\x12QueryAuditResponse\x12/\n" +
+	"\x06grants\x18\x01 \x03(\v2\x17.lowkey.v1.AuditedGrantR\x06grants\x12\x18\n" +
+	"\athrough\x18\x02 \x01(\tR\athrough\x12'\n" +
+	"\x04gaps\x18\x03 \x03(\v2\x13.lowkey.v1.AuditGapR\x04gaps\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"\xfa\x04\n" +
+	"\fAuditedGrant\x12\x1b\n" +
+	"\tlock_name\x18\x01 \x01(\tR\blockName\x12#\n" +
+	"\rfencing_token\x18\x02 \x01(\x04R\ffencingToken\x12\x19\n" +
+	"\bowner_id\x18\x03 \x01(\tR\aownerId\x12\x19\n" +
+	"\blease_id\x18\x04 \x01(\x04R\aleaseId\x12#\n" +
+	"\x04mode\x18\x05 \x01(\x0e2\x0f.lowkey.v1.ModeR\x04mode\x12&\n" +
+	"\x05scope\x18\x06 \x01(\x0e2\x10.lowkey.v1.ScopeR\x05scope\x12\x1f\n" +
+	"\vttl_seconds\x18\a \x01(\x03R\n" +
+	"ttlSeconds\x12\"\n" +
+	"\rasked_unix_ms\x18\b \x01(\x03R\vaskedUnixMs\x12&\n" +
+	"\x0fgranted_unix_ms\x18\t \x01(\x03R\rgrantedUnixMs\x12)\n" +
+	"\x10granted_revision\x18\n" +
+	" \x01(\x04R\x0fgrantedRevision\x12\"\n" +
+	"\rended_unix_ms\x18\v \x01(\x03R\vendedUnixMs\x12%\n" +
+	"\x0eended_revision\x18\f \x01(\x04R\rendedRevision\x12\x1a\n" +
+	"\bposition\x18\r \x01(\tR\bposition\x12\x14\n" +
+	"\x05cause\x18\x0e \x01(\tR\x05cause\x12\x16\n" +
+	"\x06detail\x18\x0f \x01(\tR\x06detail\x12\x14\n" +
+	"\x05actor\x18\x10 \x01(\tR\x05actor\x12\x12\n" +
+	"\x04term\x18\x11 \x01(\x04R\x04term\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x12 \x01(\tR\tclusterId\x12/\n" +
+	"\x13perhaps_uncommitted\x18\x13 \x01(\bR\x12perhapsUncommitted\"r\n" +
+	"\bAuditGap\x12%\n" +
+	"\x0eafter_revision\x18\x01 \x01(\x04R\rafterRevision\x12)\n" +
+	"\x10through_revision\x18\x02 \x01(\x04R\x0fthroughRevision\x12\x14\n" +
+	"\x05cause\x18\x03 \x01(\tR\x05cause\"\x8d\x02\n" +
 	"\x0fCampaignRequest\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x19\n" +
 	"\bowner_id\x18\x02 \x01(\tR\aownerId\x12\x19\n" +
@@ -5182,14 +7742,15 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"request_id\x18\x0f \x01(\tR\trequestId\x12(\n" +
 	"\x10max_hold_seconds\x18\x10 \x01(\x03R\x0emaxHoldSecondsB\n" +
 	"\n" +
-	"\b_wait_ms\"\xb7\x01\n" +
+	"\b_wait_ms\"\xcd\x01\n" +
 	"\x10CampaignResponse\x12#\n" +
 	"\rfencing_token\x18\x01 \x01(\x04R\ffencingToken\x12*\n" +
 	"\x11lease_ttl_seconds\x18\x02 \x01(\x03R\x0fleaseTtlSeconds\x12\x19\n" +
 	"\blease_id\x18\n" +
 	" \x01(\x04R\aleaseId\x12\x1a\n" +
 	"\brevision\x18\v \x01(\x04R\brevision\x12\x1b\n" +
-	"\twaited_ms\x18\f \x01(\x03R\bwaitedMs\"\xbd\x01\n" +
+	"\twaited_ms\x18\f \x01(\x03R\bwaitedMs\x12\x14\n" +
+	"\x05epoch\x18\x11 \x01(\x04R\x05epoch\"\xbd\x01\n" +
 	"\x0fProclaimRequest\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\tR\belection\x12\x19\n" +
 	"\bowner_id\x18\x02 \x01(\tR\aownerId\x12\x19\n" +
@@ -5237,7 +7798,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x05actor\x18\b \x01(\tR\x05actor\x12\x19\n" +
 	"\x05cause\x18\x18 \x01(\tH\x00R\x05cause\x88\x01\x01B\b\n" +
 	"\x06_cause\"\x12\n" +
-	"\x10GetStatusRequest\"\xa9\x04\n" +
+	"\x10GetStatusRequest\"\xbf\x04\n" +
 	"\x11GetStatusResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tis_leader\x18\x02 \x01(\bR\bisLeader\x12%\n" +
@@ -5256,7 +7817,44 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\tleader_id\x18\x10 \x01(\tR\bleaderId\x12.\n" +
 	"\x13leader_http_address\x18\x11 \x01(\tR\x11leaderHttpAddress\x12\x18\n" +
 	"\aleaving\x18\x12 \x03(\x04R\aleaving\x12-\n" +
-	"\x12recovering_seconds\x18\x13 \x01(\x03R\x11recoveringSeconds\"x\n" +
+	"\x12recovering_seconds\x18\x13 \x01(\x03R\x11recoveringSeconds\x12\x14\n" +
+	"\x05epoch\x187 \x01(\x04R\x05epoch\"\x19\n" +
+	"\x17GetClusterStatusRequest\"\xe5\x01\n" +
+	"\x18GetClusterStatusResponse\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1b\n" +
+	"\tleader_id\x18\x03 \x01(\tR\bleaderId\x12+\n" +
+	"\x05nodes\x18\x04 \x03(\v2\x15.lowkey.v1.NodeReportR\x05nodes\x12\x18\n" +
+	"\aleaving\x18\x05 \x03(\x04R\aleaving\x12-\n" +
+	"\x12recovering_seconds\x18\x06 \x01(\x03R\x11recoveringSeconds\"\xc3\x04\n" +
+	"\n" +
+	"NodeReport\x12)\n" +
+	"\x06member\x18\x01 \x01(\v2\x11.lowkey.v1.MemberR\x06member\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\x12$\n" +
+	"\x0eanswered_in_us\x18\x03 \x01(\x04R\fansweredInUs\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\x12\x12\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\x12\x1b\n" +
+	"\tleader_id\x18\a \x01(\tR\bleaderId\x12#\n" +
+	"\rapplied_index\x18\b \x01(\x04R\fappliedIndex\x12!\n" +
+	"\fcommit_index\x18\t \x01(\x04R\vcommitIndex\x12&\n" +
+	"\x05stats\x18\n" +
+	" \x01(\v2\x10.lowkey.v1.StatsR\x05stats\x120\n" +
+	"\tdisk_room\x18\v \x01(\x0e2\x13.lowkey.v1.DiskRoomR\bdiskRoom\x12&\n" +
+	"\x0fdisk_free_bytes\x18\f \x01(\x04R\rdiskFreeBytes\x12&\n" +
+	"\x0fdisk_size_bytes\x18\r \x01(\x04R\rdiskSizeBytes\x12!\n" +
+	"\fmemory_bytes\x18\x0e \x01(\x04R\vmemoryBytes\x12#\n" +
+	"\rwatch_streams\x18\x0f \x01(\rR\fwatchStreams\x12/\n" +
+	"\bcounters\x18\x10 \x01(\v2\x13.lowkey.v1.CountersR\bcounters\"\xd6\x01\n" +
+	"\bCounters\x12\x13\n" +
+	"\x05up_ms\x18\x01 \x01(\x04R\x04upMs\x12\x16\n" +
+	"\x06grants\x18\x02 \x01(\x04R\x06grants\x12\x1a\n" +
+	"\brenewals\x18\x03 \x01(\x04R\brenewals\x12\x19\n" +
+	"\bcalls_ok\x18\x04 \x01(\x04R\acallsOk\x12!\n" +
+	"\fcalls_failed\x18\x05 \x01(\x04R\vcallsFailed\x12%\n" +
+	"\x0eleases_expired\x18\x06 \x01(\x04R\rleasesExpired\x12\x1c\n" +
+	"\tdurations\x18\a \x03(\x04R\tdurations\"x\n" +
 	"\x05Stats\x12\x16\n" +
 	"\x06leases\x18\x01 \x01(\x05R\x06leases\x12\x14\n" +
 	"\x05locks\x18\x02 \x01(\x05R\x05locks\x12'\n" +
@@ -5300,7 +7898,19 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"request_id\x18\x0f \x01(\tR\trequestId\"R\n" +
 	"\x12InvitePeerResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12&\n" +
-	"\x0fexpires_unix_ms\x18\x02 \x01(\x04R\rexpiresUnixMs\"h\n" +
+	"\x0fexpires_unix_ms\x18\x02 \x01(\x04R\rexpiresUnixMs\"D\n" +
+	"\x13CreateBackupRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\xc2\x01\n" +
+	"\x14CreateBackupResponse\x12\x1b\n" +
+	"\tbackup_id\x18\x01 \x01(\tR\bbackupId\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x12'\n" +
+	"\x0ffencing_counter\x18\x05 \x01(\x04R\x0efencingCounter\x12\x17\n" +
+	"\atook_ms\x18\x06 \x01(\x04R\x06tookMs\"h\n" +
 	"\x11RemovePeerRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tmember_id\x18\n" +
@@ -5315,7 +7925,85 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"request_id\x18\x0f \x01(\tR\trequestId\"\\\n" +
 	"\x16TransferLeaderResponse\x12\x1b\n" +
 	"\tleader_id\x18\x01 \x01(\tR\bleaderId\x12%\n" +
-	"\x0eleader_address\x18\x02 \x01(\tR\rleaderAddress*!\n" +
+	"\x0eleader_address\x18\x02 \x01(\tR\rleaderAddress\"\x7f\n" +
+	"\x13AddPrincipalRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12+\n" +
+	"\x11certificate_names\x18\x02 \x03(\tR\x10certificateNames\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\x16\n" +
+	"\x14AddPrincipalResponse\"\x80\x01\n" +
+	"\x16RemovePrincipalRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12)\n" +
+	"\x10certificate_name\x18\x02 \x01(\tR\x0fcertificateName\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\x19\n" +
+	"\x17RemovePrincipalResponse\"5\n" +
+	"\x15ListPrincipalsRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\"j\n" +
+	"\x16ListPrincipalsResponse\x12\x1a\n" +
+	"\brequired\x18\x01 \x01(\bR\brequired\x124\n" +
+	"\n" +
+	"principals\x18\x02 \x03(\v2\x14.lowkey.v1.PrincipalR\n" +
+	"principals\"\xa3\x01\n" +
+	"\tPrincipal\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12+\n" +
+	"\x11certificate_names\x18\x02 \x03(\tR\x10certificateNames\x12\x1b\n" +
+	"\ttoken_ids\x18\x03 \x03(\tR\btokenIds\x12.\n" +
+	"\x06grants\x18\x04 \x03(\v2\x16.lowkey.v1.AccessGrantR\x06grants\"7\n" +
+	"\vAccessGrant\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05verbs\x18\x02 \x03(\tR\x05verbs\"N\n" +
+	"\x0fNewTokenRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"C\n" +
+	"\x10NewTokenResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12\x19\n" +
+	"\btoken_id\x18\x02 \x01(\tR\atokenId\"N\n" +
+	"\x12RevokeTokenRequest\x12\x19\n" +
+	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\x15\n" +
+	"\x13RevokeTokenResponse\"{\n" +
+	"\x12GrantAccessRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
+	"\x05verbs\x18\x03 \x03(\tR\x05verbs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\x15\n" +
+	"\x13GrantAccessResponse\"|\n" +
+	"\x13RevokeAccessRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
+	"\x05verbs\x18\x03 \x03(\tR\x05verbs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\x16\n" +
+	"\x14RevokeAccessResponse\"j\n" +
+	"\x14RequireAccessRequest\x12\x1a\n" +
+	"\brequired\x18\x01 \x01(\bR\brequired\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\\\n" +
+	"\x15RequireAccessResponse\x12C\n" +
+	"\x10would_be_refused\x18\x01 \x03(\v2\x19.lowkey.v1.WouldBeRefusedR\x0ewouldBeRefused\"P\n" +
+	"\x0eWouldBeRefused\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\tR\x06client\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x04R\x05count\"Z\n" +
+	"\x12CheckAccessRequest\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x12\n" +
+	"\x04verb\x18\x02 \x01(\tR\x04verb\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"a\n" +
+	"\x13CheckAccessResponse\x12\x1c\n" +
+	"\tpermitted\x18\x01 \x01(\bR\tpermitted\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x1a\n" +
+	"\brequired\x18\x03 \x01(\bR\brequired\"\x0f\n" +
+	"\rWhoAmIRequest\"\x90\x01\n" +
+	"\x0eWhoAmIResponse\x12\x1c\n" +
+	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x14\n" +
+	"\x05proof\x18\x02 \x01(\tR\x05proof\x12\x1a\n" +
+	"\brequired\x18\x03 \x01(\bR\brequired\x12.\n" +
+	"\x06grants\x18\x04 \x03(\v2\x16.lowkey.v1.AccessGrantR\x06grants*!\n" +
 	"\x04Mode\x12\r\n" +
 	"\tEXCLUSIVE\x10\x00\x12\n" +
 	"\n" +
@@ -5334,8 +8022,11 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x05VALUE\x10\a\x12\a\n" +
 	"\x03END\x10\b\x12\n" +
 	"\n" +
-	"\x06VACANT\x10\t2\xb4\n" +
-	"\n" +
+	"\x06VACANT\x10\t*1\n" +
+	"\bDiskRoom\x12\t\n" +
+	"\x05AMPLE\x10\x00\x12\v\n" +
+	"\aRESERVE\x10\x01\x12\r\n" +
+	"\tEXHAUSTED\x10\x022\xef\f\n" +
 	"\vLockService\x12L\n" +
 	"\vCreateLease\x12\x1d.lowkey.v1.CreateLeaseRequest\x1a\x1e.lowkey.v1.CreateLeaseResponse\x12I\n" +
 	"\n" +
@@ -5352,20 +8043,36 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\tListLocks\x12\x1b.lowkey.v1.ListLocksRequest\x1a\x1c.lowkey.v1.ListLocksResponse\x12I\n" +
 	"\n" +
 	"CheckToken\x12\x1c.lowkey.v1.CheckTokenRequest\x1a\x1d.lowkey.v1.CheckTokenResponse\x129\n" +
-	"\x05Watch\x12\x17.lowkey.v1.WatchRequest\x1a\x15.lowkey.v1.WatchEvent0\x01\x12F\n" +
-	"\tGetStatus\x12\x1b.lowkey.v1.GetStatusRequest\x1a\x1c.lowkey.v1.GetStatusResponse\x12@\n" +
+	"\x05Watch\x12\x17.lowkey.v1.WatchRequest\x1a\x15.lowkey.v1.WatchEvent0\x01\x12@\n" +
+	"\aExplain\x12\x19.lowkey.v1.ExplainRequest\x1a\x1a.lowkey.v1.ExplainResponse\x12I\n" +
+	"\n" +
+	"QueryAudit\x12\x1c.lowkey.v1.QueryAuditRequest\x1a\x1d.lowkey.v1.QueryAuditResponse\x12F\n" +
+	"\tGetStatus\x12\x1b.lowkey.v1.GetStatusRequest\x1a\x1c.lowkey.v1.GetStatusResponse\x12[\n" +
+	"\x10GetClusterStatus\x12\".lowkey.v1.GetClusterStatusRequest\x1a#.lowkey.v1.GetClusterStatusResponse\x12@\n" +
 	"\aAddPeer\x12\x19.lowkey.v1.AddPeerRequest\x1a\x1a.lowkey.v1.AddPeerResponse\x12I\n" +
 	"\n" +
 	"RemovePeer\x12\x1c.lowkey.v1.RemovePeerRequest\x1a\x1d.lowkey.v1.RemovePeerResponse\x12I\n" +
 	"\n" +
-	"InvitePeer\x12\x1c.lowkey.v1.InvitePeerRequest\x1a\x1d.lowkey.v1.InvitePeerResponse\x12U\n" +
+	"InvitePeer\x12\x1c.lowkey.v1.InvitePeerRequest\x1a\x1d.lowkey.v1.InvitePeerResponse\x12O\n" +
+	"\fCreateBackup\x12\x1e.lowkey.v1.CreateBackupRequest\x1a\x1f.lowkey.v1.CreateBackupResponse\x12U\n" +
 	"\x0eTransferLeader\x12 .lowkey.v1.TransferLeaderRequest\x1a!.lowkey.v1.TransferLeaderResponse2\xda\x02\n" +
 	"\x0fElectionService\x12C\n" +
 	"\bCampaign\x12\x1a.lowkey.v1.CampaignRequest\x1a\x1b.lowkey.v1.CampaignResponse\x12C\n" +
 	"\bProclaim\x12\x1a.lowkey.v1.ProclaimRequest\x1a\x1b.lowkey.v1.ProclaimResponse\x12=\n" +
 	"\x06Resign\x12\x18.lowkey.v1.ResignRequest\x1a\x19.lowkey.v1.ResignResponse\x12=\n" +
 	"\x06Leader\x12\x18.lowkey.v1.LeaderRequest\x1a\x19.lowkey.v1.LeaderResponse\x12?\n" +
-	"\aObserve\x12\x19.lowkey.v1.ObserveRequest\x1a\x17.lowkey.v1.ObserveEvent0\x01B\x1aZ\x18lowkey/lowkeypb;lowkeypbb\x06proto3"
+	"\aObserve\x12\x19.lowkey.v1.ObserveRequest\x1a\x17.lowkey.v1.ObserveEvent0\x012\xa4\x06\n" +
+	"\rAccessService\x12O\n" +
+	"\fAddPrincipal\x12\x1e.lowkey.v1.AddPrincipalRequest\x1a\x1f.lowkey.v1.AddPrincipalResponse\x12X\n" +
+	"\x0fRemovePrincipal\x12!.lowkey.v1.RemovePrincipalRequest\x1a\".lowkey.v1.RemovePrincipalResponse\x12U\n" +
+	"\x0eListPrincipals\x12 .lowkey.v1.ListPrincipalsRequest\x1a!.lowkey.v1.ListPrincipalsResponse\x12C\n" +
+	"\bNewToken\x12\x1a.lowkey.v1.NewTokenRequest\x1a\x1b.lowkey.v1.NewTokenResponse\x12L\n" +
+	"\vRevokeToken\x12\x1d.lowkey.v1.RevokeTokenRequest\x1a\x1e.lowkey.v1.RevokeTokenResponse\x12L\n" +
+	"\vGrantAccess\x12\x1d.lowkey.v1.GrantAccessRequest\x1a\x1e.lowkey.v1.GrantAccessResponse\x12O\n" +
+	"\fRevokeAccess\x12\x1e.lowkey.v1.RevokeAccessRequest\x1a\x1f.lowkey.v1.RevokeAccessResponse\x12R\n" +
+	"\rRequireAccess\x12\x1f.lowkey.v1.RequireAccessRequest\x1a .lowkey.v1.RequireAccessResponse\x12L\n" +
+	"\vCheckAccess\x12\x1d.lowkey.v1.CheckAccessRequest\x1a\x1e.lowkey.v1.CheckAccessResponse\x12=\n" +
+	"\x06WhoAmI\x12\x18.lowkey.v1.WhoAmIRequest\x1a\x19.lowkey.v1.WhoAmIResponseB\x1aZ\x18lowkey/lowkeypb;lowkeypbb\x06proto3"
 
 var (
 	file_lowkey_v1_lowkey_proto_rawDescOnce sync.Once
@@ -5379,176 +8086,257 @@ func file_lowkey_v1_lowkey_proto_rawDescGZIP() []byte {
 	return file_lowkey_v1_lowkey_proto_rawDescData
 }
 
-var file_lowkey_v1_lowkey_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_lowkey_v1_lowkey_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_lowkey_v1_lowkey_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_lowkey_v1_lowkey_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_lowkey_v1_lowkey_proto_goTypes = []any{
-	(Mode)(0),                      // 0: lowkey.v1.Mode
-	(Scope)(0),                     // 1: lowkey.v1.Scope
-	(EventType)(0),                 // 2: lowkey.v1.EventType
-	(*CreateLeaseRequest)(nil),     // 3: lowkey.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),    // 4: lowkey.v1.CreateLeaseResponse
-	(*Holds)(nil),                  // 5: lowkey.v1.Holds
-	(*RenewLeaseRequest)(nil),      // 6: lowkey.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),     // 7: lowkey.v1.RenewLeaseResponse
-	(*RevokeLeaseRequest)(nil),     // 8: lowkey.v1.RevokeLeaseRequest
-	(*RevokeLeaseResponse)(nil),    // 9: lowkey.v1.RevokeLeaseResponse
-	(*HeartbeatRequest)(nil),       // 10: lowkey.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),      // 11: lowkey.v1.HeartbeatResponse
-	(*SessionCall)(nil),            // 12: lowkey.v1.SessionCall
-	(*SessionAnswer)(nil),          // 13: lowkey.v1.SessionAnswer
-	(*LeaseChanged)(nil),           // 14: lowkey.v1.LeaseChanged
-	(*RenewLeases)(nil),            // 15: lowkey.v1.RenewLeases
-	(*LeasesRenewed)(nil),          // 16: lowkey.v1.LeasesRenewed
-	(*SessionError)(nil),           // 17: lowkey.v1.SessionError
-	(*AcquireLockRequest)(nil),     // 18: lowkey.v1.AcquireLockRequest
-	(*AcquireLockResponse)(nil),    // 19: lowkey.v1.AcquireLockResponse
-	(*ReleaseLockRequest)(nil),     // 20: lowkey.v1.ReleaseLockRequest
-	(*ReleaseLockResponse)(nil),    // 21: lowkey.v1.ReleaseLockResponse
-	(*GetLockRequest)(nil),         // 22: lowkey.v1.GetLockRequest
-	(*GetLockResponse)(nil),        // 23: lowkey.v1.GetLockResponse
-	(*GetLeaseRequest)(nil),        // 24: lowkey.v1.GetLeaseRequest
-	(*GetLeaseResponse)(nil),       // 25: lowkey.v1.GetLeaseResponse
-	(*ListLeasesRequest)(nil),      // 26: lowkey.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),     // 27: lowkey.v1.ListLeasesResponse
-	(*Lease)(nil),                  // 28: lowkey.v1.Lease
-	(*LeaseGrant)(nil),             // 29: lowkey.v1.LeaseGrant
-	(*LeaseWait)(nil),              // 30: lowkey.v1.LeaseWait
-	(*ListLocksRequest)(nil),       // 31: lowkey.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),      // 32: lowkey.v1.ListLocksResponse
-	(*CheckTokenRequest)(nil),      // 33: lowkey.v1.CheckTokenRequest
-	(*CheckTokenResponse)(nil),     // 34: lowkey.v1.CheckTokenResponse
-	(*WatchRequest)(nil),           // 35: lowkey.v1.WatchRequest
-	(*WatchEvent)(nil),             // 36: lowkey.v1.WatchEvent
-	(*LockHolder)(nil),             // 37: lowkey.v1.LockHolder
-	(*LockWaiter)(nil),             // 38: lowkey.v1.LockWaiter
-	(*CampaignRequest)(nil),        // 39: lowkey.v1.CampaignRequest
-	(*CampaignResponse)(nil),       // 40: lowkey.v1.CampaignResponse
-	(*ProclaimRequest)(nil),        // 41: lowkey.v1.ProclaimRequest
-	(*ProclaimResponse)(nil),       // 42: lowkey.v1.ProclaimResponse
-	(*ResignRequest)(nil),          // 43: lowkey.v1.ResignRequest
-	(*ResignResponse)(nil),         // 44: lowkey.v1.ResignResponse
-	(*LeaderRequest)(nil),          // 45: lowkey.v1.LeaderRequest
-	(*LeaderResponse)(nil),         // 46: lowkey.v1.LeaderResponse
-	(*ObserveRequest)(nil),         // 47: lowkey.v1.ObserveRequest
-	(*ObserveEvent)(nil),           // 48: lowkey.v1.ObserveEvent
-	(*GetStatusRequest)(nil),       // 49: lowkey.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),      // 50: lowkey.v1.GetStatusResponse
-	(*Stats)(nil),                  // 51: lowkey.v1.Stats
-	(*Member)(nil),                 // 52: lowkey.v1.Member
-	(*AddPeerRequest)(nil),         // 53: lowkey.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),        // 54: lowkey.v1.AddPeerResponse
-	(*InvitePeerRequest)(nil),      // 55: lowkey.v1.InvitePeerRequest
-	(*InvitePeerResponse)(nil),     // 56: lowkey.v1.InvitePeerResponse
-	(*RemovePeerRequest)(nil),      // 57: lowkey.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),     // 58: lowkey.v1.RemovePeerResponse
-	(*TransferLeaderRequest)(nil),  // 59: lowkey.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil), // 60: lowkey.v1.TransferLeaderResponse
-	nil,                            // 61: lowkey.v1.SessionError.MetadataEntry
+	(Mode)(0),                        // 0: lowkey.v1.Mode
+	(Scope)(0),                       // 1: lowkey.v1.Scope
+	(EventType)(0),                   // 2: lowkey.v1.EventType
+	(DiskRoom)(0),                    // 3: lowkey.v1.DiskRoom
+	(*CreateLeaseRequest)(nil),       // 4: lowkey.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),      // 5: lowkey.v1.CreateLeaseResponse
+	(*Holds)(nil),                    // 6: lowkey.v1.Holds
+	(*RenewLeaseRequest)(nil),        // 7: lowkey.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),       // 8: lowkey.v1.RenewLeaseResponse
+	(*RevokeLeaseRequest)(nil),       // 9: lowkey.v1.RevokeLeaseRequest
+	(*RevokeLeaseResponse)(nil),      // 10: lowkey.v1.RevokeLeaseResponse
+	(*HeartbeatRequest)(nil),         // 11: lowkey.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),        // 12: lowkey.v1.HeartbeatResponse
+	(*SessionCall)(nil),              // 13: lowkey.v1.SessionCall
+	(*SessionAnswer)(nil),            // 14: lowkey.v1.SessionAnswer
+	(*LeaseChanged)(nil),             // 15: lowkey.v1.LeaseChanged
+	(*RenewLeases)(nil),              // 16: lowkey.v1.RenewLeases
+	(*LeasesRenewed)(nil),            // 17: lowkey.v1.LeasesRenewed
+	(*SessionError)(nil),             // 18: lowkey.v1.SessionError
+	(*AcquireLockRequest)(nil),       // 19: lowkey.v1.AcquireLockRequest
+	(*AcquireLockResponse)(nil),      // 20: lowkey.v1.AcquireLockResponse
+	(*ReleaseLockRequest)(nil),       // 21: lowkey.v1.ReleaseLockRequest
+	(*ReleaseLockResponse)(nil),      // 22: lowkey.v1.ReleaseLockResponse
+	(*GetLockRequest)(nil),           // 23: lowkey.v1.GetLockRequest
+	(*GetLockResponse)(nil),          // 24: lowkey.v1.GetLockResponse
+	(*GetLeaseRequest)(nil),          // 25: lowkey.v1.GetLeaseRequest
+	(*GetLeaseResponse)(nil),         // 26: lowkey.v1.GetLeaseResponse
+	(*ListLeasesRequest)(nil),        // 27: lowkey.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),       // 28: lowkey.v1.ListLeasesResponse
+	(*Lease)(nil),                    // 29: lowkey.v1.Lease
+	(*LeaseGrant)(nil),               // 30: lowkey.v1.LeaseGrant
+	(*LeaseWait)(nil),                // 31: lowkey.v1.LeaseWait
+	(*ListLocksRequest)(nil),         // 32: lowkey.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),        // 33: lowkey.v1.ListLocksResponse
+	(*CheckTokenRequest)(nil),        // 34: lowkey.v1.CheckTokenRequest
+	(*CheckTokenResponse)(nil),       // 35: lowkey.v1.CheckTokenResponse
+	(*WatchRequest)(nil),             // 36: lowkey.v1.WatchRequest
+	(*WatchEvent)(nil),               // 37: lowkey.v1.WatchEvent
+	(*LockHolder)(nil),               // 38: lowkey.v1.LockHolder
+	(*LockWaiter)(nil),               // 39: lowkey.v1.LockWaiter
+	(*ExplainRequest)(nil),           // 40: lowkey.v1.ExplainRequest
+	(*ExplainResponse)(nil),          // 41: lowkey.v1.ExplainResponse
+	(*QueryAuditRequest)(nil),        // 42: lowkey.v1.QueryAuditRequest
+	(*QueryAuditResponse)(nil),       // 43: lowkey.v1.QueryAuditResponse
+	(*AuditedGrant)(nil),             // 44: lowkey.v1.AuditedGrant
+	(*AuditGap)(nil),                 // 45: lowkey.v1.AuditGap
+	(*CampaignRequest)(nil),          // 46: lowkey.v1.CampaignRequest
+	(*CampaignResponse)(nil),         // 47: lowkey.v1.CampaignResponse
+	(*ProclaimRequest)(nil),          // 48: lowkey.v1.ProclaimRequest
+	(*ProclaimResponse)(nil),         // 49: lowkey.v1.ProclaimResponse
+	(*ResignRequest)(nil),            // 50: lowkey.v1.ResignRequest
+	(*ResignResponse)(nil),           // 51: lowkey.v1.ResignResponse
+	(*LeaderRequest)(nil),            // 52: lowkey.v1.LeaderRequest
+	(*LeaderResponse)(nil),           // 53: lowkey.v1.LeaderResponse
+	(*ObserveRequest)(nil),           // 54: lowkey.v1.ObserveRequest
+	(*ObserveEvent)(nil),             // 55: lowkey.v1.ObserveEvent
+	(*GetStatusRequest)(nil),         // 56: lowkey.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 57: lowkey.v1.GetStatusResponse
+	(*GetClusterStatusRequest)(nil),  // 58: lowkey.v1.GetClusterStatusRequest
+	(*GetClusterStatusResponse)(nil), // 59: lowkey.v1.GetClusterStatusResponse
+	(*NodeReport)(nil),               // 60: lowkey.v1.NodeReport
+	(*Counters)(nil),                 // 61: lowkey.v1.Counters
+	(*Stats)(nil),                    // 62: lowkey.v1.Stats
+	(*Member)(nil),                   // 63: lowkey.v1.Member
+	(*AddPeerRequest)(nil),           // 64: lowkey.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),          // 65: lowkey.v1.AddPeerResponse
+	(*InvitePeerRequest)(nil),        // 66: lowkey.v1.InvitePeerRequest
+	(*InvitePeerResponse)(nil),       // 67: lowkey.v1.InvitePeerResponse
+	(*CreateBackupRequest)(nil),      // 68: lowkey.v1.CreateBackupRequest
+	(*CreateBackupResponse)(nil),     // 69: lowkey.v1.CreateBackupResponse
+	(*RemovePeerRequest)(nil),        // 70: lowkey.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),       // 71: lowkey.v1.RemovePeerResponse
+	(*TransferLeaderRequest)(nil),    // 72: lowkey.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil),   // 73: lowkey.v1.TransferLeaderResponse
+	(*AddPrincipalRequest)(nil),      // 74: lowkey.v1.AddPrincipalRequest
+	(*AddPrincipalResponse)(nil),     // 75: lowkey.v1.AddPrincipalResponse
+	(*RemovePrincipalRequest)(nil),   // 76: lowkey.v1.RemovePrincipalRequest
+	(*RemovePrincipalResponse)(nil),  // 77: lowkey.v1.RemovePrincipalResponse
+	(*ListPrincipalsRequest)(nil),    // 78: lowkey.v1.ListPrincipalsRequest
+	(*ListPrincipalsResponse)(nil),   // 79: lowkey.v1.ListPrincipalsResponse
+	(*Principal)(nil),                // 80: lowkey.v1.Principal
+	(*AccessGrant)(nil),              // 81: lowkey.v1.AccessGrant
+	(*NewTokenRequest)(nil),          // 82: lowkey.v1.NewTokenRequest
+	(*NewTokenResponse)(nil),         // 83: lowkey.v1.NewTokenResponse
+	(*RevokeTokenRequest)(nil),       // 84: lowkey.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 85: lowkey.v1.RevokeTokenResponse
+	(*GrantAccessRequest)(nil),       // 86: lowkey.v1.GrantAccessRequest
+	(*GrantAccessResponse)(nil),      // 87: lowkey.v1.GrantAccessResponse
+	(*RevokeAccessRequest)(nil),      // 88: lowkey.v1.RevokeAccessRequest
+	(*RevokeAccessResponse)(nil),     // 89: lowkey.v1.RevokeAccessResponse
+	(*RequireAccessRequest)(nil),     // 90: lowkey.v1.RequireAccessRequest
+	(*RequireAccessResponse)(nil),    // 91: lowkey.v1.RequireAccessResponse
+	(*WouldBeRefused)(nil),           // 92: lowkey.v1.WouldBeRefused
+	(*CheckAccessRequest)(nil),       // 93: lowkey.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),      // 94: lowkey.v1.CheckAccessResponse
+	(*WhoAmIRequest)(nil),            // 95: lowkey.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),           // 96: lowkey.v1.WhoAmIResponse
+	nil,                              // 97: lowkey.v1.SessionError.MetadataEntry
 }
 var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
-	5,  // 0: lowkey.v1.RenewLeaseRequest.holds:type_name -> lowkey.v1.Holds
-	5,  // 1: lowkey.v1.HeartbeatRequest.holds:type_name -> lowkey.v1.Holds
-	3,  // 2: lowkey.v1.SessionCall.create_lease:type_name -> lowkey.v1.CreateLeaseRequest
-	15, // 3: lowkey.v1.SessionCall.renew_leases:type_name -> lowkey.v1.RenewLeases
-	8,  // 4: lowkey.v1.SessionCall.revoke_lease:type_name -> lowkey.v1.RevokeLeaseRequest
-	18, // 5: lowkey.v1.SessionCall.acquire_lock:type_name -> lowkey.v1.AcquireLockRequest
-	20, // 6: lowkey.v1.SessionCall.release_lock:type_name -> lowkey.v1.ReleaseLockRequest
-	22, // 7: lowkey.v1.SessionCall.get_lock:type_name -> lowkey.v1.GetLockRequest
-	41, // 8: lowkey.v1.SessionCall.proclaim:type_name -> lowkey.v1.ProclaimRequest
-	35, // 9: lowkey.v1.SessionCall.watch:type_name -> lowkey.v1.WatchRequest
-	24, // 10: lowkey.v1.SessionCall.get_lease:type_name -> lowkey.v1.GetLeaseRequest
-	4,  // 11: lowkey.v1.SessionAnswer.create_lease:type_name -> lowkey.v1.CreateLeaseResponse
-	16, // 12: lowkey.v1.SessionAnswer.renew_leases:type_name -> lowkey.v1.LeasesRenewed
-	9,  // 13: lowkey.v1.SessionAnswer.revoke_lease:type_name -> lowkey.v1.RevokeLeaseResponse
-	19, // 14: lowkey.v1.SessionAnswer.acquire_lock:type_name -> lowkey.v1.AcquireLockResponse
-	21, // 15: lowkey.v1.SessionAnswer.release_lock:type_name -> lowkey.v1.ReleaseLockResponse
-	23, // 16: lowkey.v1.SessionAnswer.get_lock:type_name -> lowkey.v1.GetLockResponse
-	42, // 17: lowkey.v1.SessionAnswer.proclaim:type_name -> lowkey.v1.ProclaimResponse
-	36, // 18: lowkey.v1.SessionAnswer.watch:type_name -> lowkey.v1.WatchEvent
-	25, // 19: lowkey.v1.SessionAnswer.get_lease:type_name -> lowkey.v1.GetLeaseResponse
-	14, // 20: lowkey.v1.SessionAnswer.lease_changed:type_name -> lowkey.v1.LeaseChanged
-	17, // 21: lowkey.v1.SessionAnswer.error:type_name -> lowkey.v1.SessionError
-	5,  // 22: lowkey.v1.RenewLeases.holds:type_name -> lowkey.v1.Holds
-	11, // 23: lowkey.v1.LeasesRenewed.renewals:type_name -> lowkey.v1.HeartbeatResponse
-	61, // 24: lowkey.v1.SessionError.metadata:type_name -> lowkey.v1.SessionError.MetadataEntry
-	0,  // 25: lowkey.v1.AcquireLockRequest.mode:type_name -> lowkey.v1.Mode
-	1,  // 26: lowkey.v1.AcquireLockRequest.scope:type_name -> lowkey.v1.Scope
-	37, // 27: lowkey.v1.GetLockResponse.holders:type_name -> lowkey.v1.LockHolder
-	38, // 28: lowkey.v1.GetLockResponse.waiters:type_name -> lowkey.v1.LockWaiter
-	28, // 29: lowkey.v1.GetLeaseResponse.lease:type_name -> lowkey.v1.Lease
-	29, // 30: lowkey.v1.GetLeaseResponse.grants:type_name -> lowkey.v1.LeaseGrant
-	30, // 31: lowkey.v1.GetLeaseResponse.waits:type_name -> lowkey.v1.LeaseWait
-	28, // 32: lowkey.v1.ListLeasesResponse.leases:type_name -> lowkey.v1.Lease
-	0,  // 33: lowkey.v1.LeaseGrant.mode:type_name -> lowkey.v1.Mode
-	1,  // 34: lowkey.v1.LeaseGrant.scope:type_name -> lowkey.v1.Scope
-	0,  // 35: lowkey.v1.LeaseWait.mode:type_name -> lowkey.v1.Mode
-	1,  // 36: lowkey.v1.LeaseWait.scope:type_name -> lowkey.v1.Scope
-	23, // 37: lowkey.v1.ListLocksResponse.locks:type_name -> lowkey.v1.GetLockResponse
-	37, // 38: lowkey.v1.CheckTokenResponse.holder:type_name -> lowkey.v1.LockHolder
-	2,  // 39: lowkey.v1.WatchEvent.type:type_name -> lowkey.v1.EventType
-	0,  // 40: lowkey.v1.WatchEvent.mode:type_name -> lowkey.v1.Mode
-	1,  // 41: lowkey.v1.WatchEvent.scope:type_name -> lowkey.v1.Scope
-	0,  // 42: lowkey.v1.LockHolder.mode:type_name -> lowkey.v1.Mode
-	1,  // 43: lowkey.v1.LockHolder.scope:type_name -> lowkey.v1.Scope
-	0,  // 44: lowkey.v1.LockWaiter.mode:type_name -> lowkey.v1.Mode
-	1,  // 45: lowkey.v1.LockWaiter.scope:type_name -> lowkey.v1.Scope
-	37, // 46: lowkey.v1.LeaderResponse.leader:type_name -> lowkey.v1.LockHolder
-	2,  // 47: lowkey.v1.ObserveEvent.type:type_name -> lowkey.v1.EventType
-	37, // 48: lowkey.v1.ObserveEvent.leader:type_name -> lowkey.v1.LockHolder
-	51, // 49: lowkey.v1.GetStatusResponse.stats:type_name -> lowkey.v1.Stats
-	52, // 50: lowkey.v1.GetStatusResponse.members:type_name -> lowkey.v1.Member
-	52, // 51: lowkey.v1.AddPeerResponse.members:type_name -> lowkey.v1.Member
-	3,  // 52: lowkey.v1.LockService.CreateLease:input_type -> lowkey.v1.CreateLeaseRequest
-	6,  // 53: lowkey.v1.LockService.RenewLease:input_type -> lowkey.v1.RenewLeaseRequest
-	24, // 54: lowkey.v1.LockService.GetLease:input_type -> lowkey.v1.GetLeaseRequest
-	26, // 55: lowkey.v1.LockService.ListLeases:input_type -> lowkey.v1.ListLeasesRequest
-	8,  // 56: lowkey.v1.LockService.RevokeLease:input_type -> lowkey.v1.RevokeLeaseRequest
-	10, // 57: lowkey.v1.LockService.Heartbeat:input_type -> lowkey.v1.HeartbeatRequest
-	12, // 58: lowkey.v1.LockService.Session:input_type -> lowkey.v1.SessionCall
-	18, // 59: lowkey.v1.LockService.AcquireLock:input_type -> lowkey.v1.AcquireLockRequest
-	20, // 60: lowkey.v1.LockService.ReleaseLock:input_type -> lowkey.v1.ReleaseLockRequest
-	22, // 61: lowkey.v1.LockService.GetLock:input_type -> lowkey.v1.GetLockRequest
-	31, // 62: lowkey.v1.LockService.ListLocks:input_type -> lowkey.v1.ListLocksRequest
-	33, // 63: lowkey.v1.LockService.CheckToken:input_type -> lowkey.v1.CheckTokenRequest
-	35, // 64: lowkey.v1.LockService.Watch:input_type -> lowkey.v1.WatchRequest
-	49, // 65: lowkey.v1.LockService.GetStatus:input_type -> lowkey.v1.GetStatusRequest
-	53, // 66: lowkey.v1.LockService.AddPeer:input_type -> lowkey.v1.AddPeerRequest
-	57, // 67: lowkey.v1.LockService.RemovePeer:input_type -> lowkey.v1.RemovePeerRequest
-	55, // 68: lowkey.v1.LockService.InvitePeer:input_type -> lowkey.v1.InvitePeerRequest
-	59, // 69: lowkey.v1.LockService.TransferLeader:input_type -> lowkey.v1.TransferLeaderRequest
-	39, // 70: lowkey.v1.ElectionService.Campaign:input_type -> lowkey.v1.CampaignRequest
-	41, // 71: lowkey.v1.ElectionService.Proclaim:input_type -> lowkey.v1.ProclaimRequest
-	43, // 72: lowkey.v1.ElectionService.Resign:input_type -> lowkey.v1.ResignRequest
-	45, // 73: lowkey.v1.ElectionService.Leader:input_type -> lowkey.v1.LeaderRequest
-	47, // 74: lowkey.v1.ElectionService.Observe:input_type -> lowkey.v1.ObserveRequest
-	4,  // 75: lowkey.v1.LockService.CreateLease:output_type -> lowkey.v1.CreateLeaseResponse
-	7,  // 76: lowkey.v1.LockService.RenewLease:output_type -> lowkey.v1.RenewLeaseResponse
-	25, // 77: lowkey.v1.LockService.GetLease:output_type -> lowkey.v1.GetLeaseResponse
-	27, // 78: lowkey.v1.LockService.ListLeases:output_type -> lowkey.v1.ListLeasesResponse
-	9,  // 79: lowkey.v1.LockService.RevokeLease:output_type -> lowkey.v1.RevokeLeaseResponse
-	11, // 80: lowkey.v1.LockService.Heartbeat:output_type -> lowkey.v1.HeartbeatResponse
-	13, // 81: lowkey.v1.LockService.Session:output_type -> lowkey.v1.SessionAnswer
-	19, // 82: lowkey.v1.LockService.AcquireLock:output_type -> lowkey.v1.AcquireLockResponse
-	21, // 83: lowkey.v1.LockService.ReleaseLock:output_type -> lowkey.v1.ReleaseLockResponse
-	23, // 84: lowkey.v1.LockService.GetLock:output_type -> lowkey.v1.GetLockResponse
-	32, // 85: lowkey.v1.LockService.ListLocks:output_type -> lowkey.v1.ListLocksResponse
-	34, // 86: lowkey.v1.LockService.CheckToken:output_type -> lowkey.v1.CheckTokenResponse
-	36, // 87: lowkey.v1.LockService.Watch:output_type -> lowkey.v1.WatchEvent
-	50, // 88: lowkey.v1.LockService.GetStatus:output_type -> lowkey.v1.GetStatusResponse
-	54, // 89: lowkey.v1.LockService.AddPeer:output_type -> lowkey.v1.AddPeerResponse
-	58, // 90: lowkey.v1.LockService.RemovePeer:output_type -> lowkey.v1.RemovePeerResponse
-	56, // 91: lowkey.v1.LockService.InvitePeer:output_type -> lowkey.v1.InvitePeerResponse
-	60, // 92: lowkey.v1.LockService.TransferLeader:output_type -> lowkey.v1.TransferLeaderResponse
-	40, // 93: lowkey.v1.ElectionService.Campaign:output_type -> lowkey.v1.CampaignResponse
-	42, // 94: lowkey.v1.ElectionService.Proclaim:output_type -> lowkey.v1.ProclaimResponse
-	44, // 95: lowkey.v1.ElectionService.Resign:output_type -> lowkey.v1.ResignResponse
-	46, // 96: lowkey.v1.ElectionService.Leader:output_type -> lowkey.v1.LeaderResponse
-	48, // 97: lowkey.v1.ElectionService.Observe:output_type -> lowkey.v1.ObserveEvent
-	75, // [75:98] is the sub-list for method output_type
-	52, // [52:75] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	6,   // 0: lowkey.v1.RenewLeaseRequest.holds:type_name -> lowkey.v1.Holds
+	6,   // 1: lowkey.v1.HeartbeatRequest.holds:type_name -> lowkey.v1.Holds
+	4,   // 2: lowkey.v1.SessionCall.create_lease:type_name -> lowkey.v1.CreateLeaseRequest
+	16,  // 3: lowkey.v1.SessionCall.renew_leases:type_name -> lowkey.v1.RenewLeases
+	9,   // 4: lowkey.v1.SessionCall.revoke_lease:type_name -> lowkey.v1.RevokeLeaseRequest
+	19,  // 5: lowkey.v1.SessionCall.acquire_lock:type_name -> lowkey.v1.AcquireLockRequest
+	21,  // 6: lowkey.v1.SessionCall.release_lock:type_name -> lowkey.v1.ReleaseLockRequest
+	23,  // 7: lowkey.v1.SessionCall.get_lock:type_name -> lowkey.v1.GetLockRequest
+	48,  // 8: lowkey.v1.SessionCall.proclaim:type_name -> lowkey.v1.ProclaimRequest
+	36,  // 9: lowkey.v1.SessionCall.watch:type_name -> lowkey.v1.WatchRequest
+	25,  // 10: lowkey.v1.SessionCall.get_lease:type_name -> lowkey.v1.GetLeaseRequest
+	5,   // 11: lowkey.v1.SessionAnswer.create_lease:type_name -> lowkey.v1.CreateLeaseResponse
+	17,  // 12: lowkey.v1.SessionAnswer.renew_leases:type_name -> lowkey.v1.LeasesRenewed
+	10,  // 13: lowkey.v1.SessionAnswer.revoke_lease:type_name -> lowkey.v1.RevokeLeaseResponse
+	20,  // 14: lowkey.v1.SessionAnswer.acquire_lock:type_name -> lowkey.v1.AcquireLockResponse
+	22,  // 15: lowkey.v1.SessionAnswer.release_lock:type_name -> lowkey.v1.ReleaseLockResponse
+	24,  // 16: lowkey.v1.SessionAnswer.get_lock:type_name -> lowkey.v1.GetLockResponse
+	49,  // 17: lowkey.v1.SessionAnswer.proclaim:type_name -> lowkey.v1.ProclaimResponse
+	37,  // 18: lowkey.v1.SessionAnswer.watch:type_name -> lowkey.v1.WatchEvent
+	26,  // 19: lowkey.v1.SessionAnswer.get_lease:type_name -> lowkey.v1.GetLeaseResponse
+	15,  // 20: lowkey.v1.SessionAnswer.lease_changed:type_name -> lowkey.v1.LeaseChanged
+	18,  // 21: lowkey.v1.SessionAnswer.error:type_name -> lowkey.v1.SessionError
+	6,   // 22: lowkey.v1.RenewLeases.holds:type_name -> lowkey.v1.Holds
+	12,  // 23: lowkey.v1.LeasesRenewed.renewals:type_name -> lowkey.v1.HeartbeatResponse
+	97,  // 24: lowkey.v1.SessionError.metadata:type_name -> lowkey.v1.SessionError.MetadataEntry
+	0,   // 25: lowkey.v1.AcquireLockRequest.mode:type_name -> lowkey.v1.Mode
+	1,   // 26: lowkey.v1.AcquireLockRequest.scope:type_name -> lowkey.v1.Scope
+	38,  // 27: lowkey.v1.GetLockResponse.holders:type_name -> lowkey.v1.LockHolder
+	39,  // 28: lowkey.v1.GetLockResponse.waiters:type_name -> lowkey.v1.LockWaiter
+	29,  // 29: lowkey.v1.GetLeaseResponse.lease:type_name -> lowkey.v1.Lease
+	30,  // 30: lowkey.v1.GetLeaseResponse.grants:type_name -> lowkey.v1.LeaseGrant
+	31,  // 31: lowkey.v1.GetLeaseResponse.waits:type_name -> lowkey.v1.LeaseWait
+	29,  // 32: lowkey.v1.ListLeasesResponse.leases:type_name -> lowkey.v1.Lease
+	0,   // 33: lowkey.v1.LeaseGrant.mode:type_name -> lowkey.v1.Mode
+	1,   // 34: lowkey.v1.LeaseGrant.scope:type_name -> lowkey.v1.Scope
+	0,   // 35: lowkey.v1.LeaseWait.mode:type_name -> lowkey.v1.Mode
+	1,   // 36: lowkey.v1.LeaseWait.scope:type_name -> lowkey.v1.Scope
+	24,  // 37: lowkey.v1.ListLocksResponse.locks:type_name -> lowkey.v1.GetLockResponse
+	38,  // 38: lowkey.v1.CheckTokenResponse.holder:type_name -> lowkey.v1.LockHolder
+	2,   // 39: lowkey.v1.WatchEvent.type:type_name -> lowkey.v1.EventType
+	0,   // 40: lowkey.v1.WatchEvent.mode:type_name -> lowkey.v1.Mode
+	1,   // 41: lowkey.v1.WatchEvent.scope:type_name -> lowkey.v1.Scope
+	0,   // 42: lowkey.v1.LockHolder.mode:type_name -> lowkey.v1.Mode
+	1,   // 43: lowkey.v1.LockHolder.scope:type_name -> lowkey.v1.Scope
+	0,   // 44: lowkey.v1.LockWaiter.mode:type_name -> lowkey.v1.Mode
+	1,   // 45: lowkey.v1.LockWaiter.scope:type_name -> lowkey.v1.Scope
+	38,  // 46: lowkey.v1.ExplainResponse.holders:type_name -> lowkey.v1.LockHolder
+	39,  // 47: lowkey.v1.ExplainResponse.waiters:type_name -> lowkey.v1.LockWaiter
+	44,  // 48: lowkey.v1.ExplainResponse.grants:type_name -> lowkey.v1.AuditedGrant
+	45,  // 49: lowkey.v1.ExplainResponse.gaps:type_name -> lowkey.v1.AuditGap
+	44,  // 50: lowkey.v1.QueryAuditResponse.grants:type_name -> lowkey.v1.AuditedGrant
+	45,  // 51: lowkey.v1.QueryAuditResponse.gaps:type_name -> lowkey.v1.AuditGap
+	0,   // 52: lowkey.v1.AuditedGrant.mode:type_name -> lowkey.v1.Mode
+	1,   // 53: lowkey.v1.AuditedGrant.scope:type_name -> lowkey.v1.Scope
+	38,  // 54: lowkey.v1.LeaderResponse.leader:type_name -> lowkey.v1.LockHolder
+	2,   // 55: lowkey.v1.ObserveEvent.type:type_name -> lowkey.v1.EventType
+	38,  // 56: lowkey.v1.ObserveEvent.leader:type_name -> lowkey.v1.LockHolder
+	62,  // 57: lowkey.v1.GetStatusResponse.stats:type_name -> lowkey.v1.Stats
+	63,  // 58: lowkey.v1.GetStatusResponse.members:type_name -> lowkey.v1.Member
+	60,  // 59: lowkey.v1.GetClusterStatusResponse.nodes:type_name -> lowkey.v1.NodeReport
+	63,  // 60: lowkey.v1.NodeReport.member:type_name -> lowkey.v1.Member
+	62,  // 61: lowkey.v1.NodeReport.stats:type_name -> lowkey.v1.Stats
+	3,   // 62: lowkey.v1.NodeReport.disk_room:type_name -> lowkey.v1.DiskRoom
+	61,  // 63: lowkey.v1.NodeReport.counters:type_name -> lowkey.v1.Counters
+	63,  // 64: lowkey.v1.AddPeerResponse.members:type_name -> lowkey.v1.Member
+	80,  // 65: lowkey.v1.ListPrincipalsResponse.principals:type_name -> lowkey.v1.Principal
+	81,  // 66: lowkey.v1.Principal.grants:type_name -> lowkey.v1.AccessGrant
+	92,  // 67: lowkey.v1.RequireAccessResponse.would_be_refused:type_name -> lowkey.v1.WouldBeRefused
+	81,  // 68: lowkey.v1.WhoAmIResponse.grants:type_name -> lowkey.v1.AccessGrant
+	4,   // 69: lowkey.v1.LockService.CreateLease:input_type -> lowkey.v1.CreateLeaseRequest
+	7,   // 70: lowkey.v1.LockService.RenewLease:input_type -> lowkey.v1.RenewLeaseRequest
+	25,  // 71: lowkey.v1.LockService.GetLease:input_type -> lowkey.v1.GetLeaseRequest
+	27,  // 72: lowkey.v1.LockService.ListLeases:input_type -> lowkey.v1.ListLeasesRequest
+	9,   // 73: lowkey.v1.LockService.RevokeLease:input_type -> lowkey.v1.RevokeLeaseRequest
+	11,  // 74: lowkey.v1.LockService.Heartbeat:input_type -> lowkey.v1.HeartbeatRequest
+	13,  // 75: lowkey.v1.LockService.Session:input_type -> lowkey.v1.SessionCall
+	19,  // 76: lowkey.v1.LockService.AcquireLock:input_type -> lowkey.v1.AcquireLockRequest
+	21,  // 77: lowkey.v1.LockService.ReleaseLock:input_type -> lowkey.v1.ReleaseLockRequest
+	23,  // 78: lowkey.v1.LockService.GetLock:input_type -> lowkey.v1.GetLockRequest
+	32,  // 79: lowkey.v1.LockService.ListLocks:input_type -> lowkey.v1.ListLocksRequest
+	34,  // 80: lowkey.v1.LockService.CheckToken:input_type -> lowkey.v1.CheckTokenRequest
+	36,  // 81: lowkey.v1.LockService.Watch:input_type -> lowkey.v1.WatchRequest
+	40,  // 82: lowkey.v1.LockService.Explain:input_type -> lowkey.v1.ExplainRequest
+	42,  // 83: lowkey.v1.LockService.QueryAudit:input_type -> lowkey.v1.QueryAuditRequest
+	56,  // 84: lowkey.v1.LockService.GetStatus:input_type -> lowkey.v1.GetStatusRequest
+	58,  // 85: lowkey.v1.LockService.GetClusterStatus:input_type -> lowkey.v1.GetClusterStatusRequest
+	64,  // 86: lowkey.v1.LockService.AddPeer:input_type -> lowkey.v1.AddPeerRequest
+	70,  // 87: lowkey.v1.LockService.RemovePeer:input_type -> lowkey.v1.RemovePeerRequest
+	66,  // 88: lowkey.v1.LockService.InvitePeer:input_type -> lowkey.v1.InvitePeerRequest
+	68,  // 89: lowkey.v1.LockService.CreateBackup:input_type -> lowkey.v1.CreateBackupRequest
+	72,  // 90: lowkey.v1.LockService.TransferLeader:input_type -> lowkey.v1.TransferLeaderRequest
+	46,  // 91: lowkey.v1.ElectionService.Campaign:input_type -> lowkey.v1.CampaignRequest
+	48,  // 92: lowkey.v1.ElectionService.Proclaim:input_type -> lowkey.v1.ProclaimRequest
+	50,  // 93: lowkey.v1.ElectionService.Resign:input_type -> lowkey.v1.ResignRequest
+	52,  // 94: lowkey.v1.ElectionService.Leader:input_type -> lowkey.v1.LeaderRequest
+	54,  // 95: lowkey.v1.ElectionService.Observe:input_type -> lowkey.v1.ObserveRequest
+	74,  // 96: lowkey.v1.AccessService.AddPrincipal:input_type -> lowkey.v1.AddPrincipalRequest
+	76,  // 97: lowkey.v1.AccessService.RemovePrincipal:input_type -> lowkey.v1.RemovePrincipalRequest
+	78,  // 98: lowkey.v1.AccessService.ListPrincipals:input_type -> lowkey.v1.ListPrincipalsRequest
+	82,  // 99: lowkey.v1.AccessService.NewToken:input_type -> lowkey.v1.NewTokenRequest
+	84,  // 100: lowkey.v1.AccessService.RevokeToken:input_type -> lowkey.v1.RevokeTokenRequest
+	86,  // 101: lowkey.v1.AccessService.GrantAccess:input_type -> lowkey.v1.GrantAccessRequest
+	88,  // 102: lowkey.v1.AccessService.RevokeAccess:input_type -> lowkey.v1.RevokeAccessRequest
+	90,  // 103: lowkey.v1.AccessService.RequireAccess:input_type -> lowkey.v1.RequireAccessRequest
+	93,  // 104: lowkey.v1.AccessService.CheckAccess:input_type -> lowkey.v1.CheckAccessRequest
+	95,  // 105: lowkey.v1.AccessService.WhoAmI:input_type -> lowkey.v1.WhoAmIRequest
+	5,   // 106: lowkey.v1.LockService.CreateLease:output_type -> lowkey.v1.CreateLeaseResponse
+	8,   // 107: lowkey.v1.LockService.RenewLease:output_type -> lowkey.v1.RenewLeaseResponse
+	26,  // 108: lowkey.v1.LockService.GetLease:output_type -> lowkey.v1.GetLeaseResponse
+	28,  // 109: lowkey.v1.LockService.ListLeases:output_type -> lowkey.v1.ListLeasesResponse
+	10,  // 110: lowkey.v1.LockService.RevokeLease:output_type -> lowkey.v1.RevokeLeaseResponse
+	12,  // 111: lowkey.v1.LockService.Heartbeat:output_type -> lowkey.v1.HeartbeatResponse
+	14,  // 112: lowkey.v1.LockService.Session:output_type -> lowkey.v1.SessionAnswer
+	20,  // 113: lowkey.v1.LockService.AcquireLock:output_type -> lowkey.v1.AcquireLockResponse
+	22,  // 114: lowkey.v1.LockService.ReleaseLock:output_type -> lowkey.v1.ReleaseLockResponse
+	24,  // 115: lowkey.v1.LockService.GetLock:output_type -> lowkey.v1.GetLockResponse
+	33,  // 116: lowkey.v1.LockService.ListLocks:output_type -> lowkey.v1.ListLocksResponse
+	35,  // 117: lowkey.v1.LockService.CheckToken:output_type -> lowkey.v1.CheckTokenResponse
+	37,  // 118: lowkey.v1.LockService.Watch:output_type -> lowkey.v1.WatchEvent
+	41,  // 119: lowkey.v1.LockService.Explain:output_type -> lowkey.v1.ExplainResponse
+	43,  // 120: lowkey.v1.LockService.QueryAudit:output_type -> lowkey.v1.QueryAuditResponse
+	57,  // 121: lowkey.v1.LockService.GetStatus:output_type -> lowkey.v1.GetStatusResponse
+	59,  // 122: lowkey.v1.LockService.GetClusterStatus:output_type -> lowkey.v1.GetClusterStatusResponse
+	65,  // 123: lowkey.v1.LockService.AddPeer:output_type -> lowkey.v1.AddPeerResponse
+	71,  // 124: lowkey.v1.LockService.RemovePeer:output_type -> lowkey.v1.RemovePeerResponse
+	67,  // 125: lowkey.v1.LockService.InvitePeer:output_type -> lowkey.v1.InvitePeerResponse
+	69,  // 126: lowkey.v1.LockService.CreateBackup:output_type -> lowkey.v1.CreateBackupResponse
+	73,  // 127: lowkey.v1.LockService.TransferLeader:output_type -> lowkey.v1.TransferLeaderResponse
+	47,  // 128: lowkey.v1.ElectionService.Campaign:output_type -> lowkey.v1.CampaignResponse
+	49,  // 129: lowkey.v1.ElectionService.Proclaim:output_type -> lowkey.v1.ProclaimResponse
+	51,  // 130: lowkey.v1.ElectionService.Resign:output_type -> lowkey.v1.ResignResponse
+	53,  // 131: lowkey.v1.ElectionService.Leader:output_type -> lowkey.v1.LeaderResponse
+	55,  // 132: lowkey.v1.ElectionService.Observe:output_type -> lowkey.v1.ObserveEvent
+	75,  // 133: lowkey.v1.AccessService.AddPrincipal:output_type -> lowkey.v1.AddPrincipalResponse
+	77,  // 134: lowkey.v1.AccessService.RemovePrincipal:output_type -> lowkey.v1.RemovePrincipalResponse
+	79,  // 135: lowkey.v1.AccessService.ListPrincipals:output_type -> lowkey.v1.ListPrincipalsResponse
+	83,  // 136: lowkey.v1.AccessService.NewToken:output_type -> lowkey.v1.NewTokenResponse
+	85,  // 137: lowkey.v1.AccessService.RevokeToken:output_type -> lowkey.v1.RevokeTokenResponse
+	87,  // 138: lowkey.v1.AccessService.GrantAccess:output_type -> lowkey.v1.GrantAccessResponse
+	89,  // 139: lowkey.v1.AccessService.RevokeAccess:output_type -> lowkey.v1.RevokeAccessResponse
+	91,  // 140: lowkey.v1.AccessService.RequireAccess:output_type -> lowkey.v1.RequireAccessResponse
+	94,  // 141: lowkey.v1.AccessService.CheckAccess:output_type -> lowkey.v1.CheckAccessResponse
+	96,  // 142: lowkey.v1.AccessService.WhoAmI:output_type -> lowkey.v1.WhoAmIResponse
+	106, // [106:143] is the sub-list for method output_type
+	69,  // [69:106] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_lowkey_v1_lowkey_proto_init() }
@@ -5584,17 +8372,17 @@ func file_lowkey_v1_lowkey_proto_init() {
 	file_lowkey_v1_lowkey_proto_msgTypes[25].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[33].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[34].OneofWrappers = []any{}
-	file_lowkey_v1_lowkey_proto_msgTypes[36].OneofWrappers = []any{}
-	file_lowkey_v1_lowkey_proto_msgTypes[45].OneofWrappers = []any{}
+	file_lowkey_v1_lowkey_proto_msgTypes[42].OneofWrappers = []any{}
+	file_lowkey_v1_lowkey_proto_msgTypes[51].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lowkey_v1_lowkey_proto_rawDesc), len(file_lowkey_v1_lowkey_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   59,
+			NumEnums:      4,
+			NumMessages:   94,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_lowkey_v1_lowkey_proto_goTypes,
 		DependencyIndexes: file_lowkey_v1_lowkey_proto_depIdxs,

@@ -39,24 +39,28 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LockService_CreateLease_FullMethodName    = "/lowkey.v1.LockService/CreateLease"
-	LockService_RenewLease_FullMethodName     = "/lowkey.v1.LockService/RenewLease"
-	LockService_GetLease_FullMethodName       = "/lowkey.v1.LockService/GetLease"
-	LockService_ListLeases_FullMethodName     = "/lowkey.v1.LockService/ListLeases"
-	LockService_RevokeLease_FullMethodName    = "/lowkey.v1.LockService/RevokeLease"
-	LockService_Heartbeat_FullMethodName      = "/lowkey.v1.LockService/Heartbeat"
-	LockService_Session_FullMethodName        = "/lowkey.v1.LockService/Session"
-	LockService_AcquireLock_FullMethodName    = "/lowkey.v1.LockService/AcquireLock"
-	LockService_ReleaseLock_FullMethodName    = "/lowkey.v1.LockService/ReleaseLock"
-	LockService_GetLock_FullMethodName        = "/lowkey.v1.LockService/GetLock"
-	LockService_ListLocks_FullMethodName      = "/lowkey.v1.LockService/ListLocks"
-	LockService_CheckToken_FullMethodName     = "/lowkey.v1.LockService/CheckToken"
-	LockService_Watch_FullMethodName          = "/lowkey.v1.LockService/Watch"
-	LockService_GetStatus_FullMethodName      = "/lowkey.v1.LockService/GetStatus"
-	LockService_AddPeer_FullMethodName        = "/lowkey.v1.LockService/AddPeer"
-	LockService_RemovePeer_FullMethodName     = "/lowkey.v1.LockService/RemovePeer"
-	LockService_InvitePeer_FullMethodName     = "/lowkey.v1.LockService/InvitePeer"
-	LockService_TransferLeader_FullMethodName = "/lowkey.v1.LockService/TransferLeader"
+	LockService_CreateLease_FullMethodName      = "/lowkey.v1.LockService/CreateLease"
+	LockService_RenewLease_FullMethodName       = "/lowkey.v1.LockService/RenewLease"
+	LockService_GetLease_FullMethodName         = "/lowkey.v1.LockService/GetLease"
+	LockService_ListLeases_FullMethodName       = "/lowkey.v1.LockService/ListLeases"
+	LockService_RevokeLease_FullMethodName      = "/lowkey.v1.LockService/RevokeLease"
+	LockService_Heartbeat_FullMethodName        = "/lowkey.v1.LockService/Heartbeat"
+	LockService_Session_FullMethodName          = "/lowkey.v1.LockService/Session"
+	LockService_AcquireLock_FullMethodName      = "/lowkey.v1.LockService/AcquireLock"
+	LockService_ReleaseLock_FullMethodName      = "/lowkey.v1.LockService/ReleaseLock"
+	LockService_GetLock_FullMethodName          = "/lowkey.v1.LockService/GetLock"
+	LockService_ListLocks_FullMethodName        = "/lowkey.v1.LockService/ListLocks"
+	LockService_CheckToken_FullMethodName       = "/lowkey.v1.LockService/CheckToken"
+	LockService_Watch_FullMethodName            = "/lowkey.v1.LockService/Watch"
+	LockService_Explain_FullMethodName          = "/lowkey.v1.LockService/Explain"
+	LockService_QueryAudit_FullMethodName       = "/lowkey.v1.LockService/QueryAudit"
+	LockService_GetStatus_FullMethodName        = "/lowkey.v1.LockService/GetStatus"
+	LockService_GetClusterStatus_FullMethodName = "/lowkey.v1.LockService/GetClusterStatus"
+	LockService_AddPeer_FullMethodName          = "/lowkey.v1.LockService/AddPeer"
+	LockService_RemovePeer_FullMethodName       = "/lowkey.v1.LockService/RemovePeer"
+	LockService_InvitePeer_FullMethodName       = "/lowkey.v1.LockService/InvitePeer"
+	LockService_CreateBackup_FullMethodName     = "/lowkey.v1.LockService/CreateBackup"
+	LockService_TransferLeader_FullMethodName   = "/lowkey.v1.LockService/TransferLeader"
 )
 
 // LockServiceClient is the client API for LockService service.
@@ -131,10 +135,27 @@ type LockServiceClient interface {
 	// node keeps the last 100,000 events): list, then watch from the list's watch_from. INVALID_FROM:
 	// nothing has happened yet at that revision, nor will it be the next.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEvent], error)
+	// Tells in plain sentences what happened to a lock: who holds it and who waits, the last holders and why each
+	// ended, and what is odd. With fencing_token, the story of that grant and of the one after it.
+	// HTTP: GET /v1/explain?name=NAME
+	//
+	// Any node answers, after its audit has what the leader had applied. What its audit has not, other nodes are asked
+	// for; what none of them has is told in gaps.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
+	// Lists grants that are over, in the order in which they ended. HTTP: GET /v1/audit
+	//
+	// A page at a time: to go on, or to follow what ends from now on, ask again with after set to through. A grant that is
+	// held now is not here: it gets its row when it ends.
+	QueryAudit(ctx context.Context, in *QueryAuditRequest, opts ...grpc.CallOption) (*QueryAuditResponse, error)
 	// Tells how the asked node sees the cluster. HTTP: GET /v1/status
 	//
 	// Answered by the node itself at once, also when there is no leader.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// Tells how every node of the cluster is. HTTP: GET /v1/cluster/status
+	//
+	// The asked node asks all others, and answers within half a second, also when there is no leader. A node
+	// that did not answer by then is told with a problem instead of its numbers.
+	GetClusterStatus(ctx context.Context, in *GetClusterStatusRequest, opts ...grpc.CallOption) (*GetClusterStatusResponse, error)
 	// Registers a node, or renews the addresses of a registered one. HTTP: POST /v1/cluster/peers
 	//
 	// A starting node with --join calls this by itself. Without an identity it says that a node of this name
@@ -153,6 +174,13 @@ type LockServiceClient interface {
 	// The token is a secret: it is given to the node in a file (--join-token-file). UPGRADE_UNDER_WAY: some node is of a
 	// version that knows no invitations.
 	InvitePeer(ctx context.Context, in *InvitePeerRequest, opts ...grpc.CallOption) (*InvitePeerResponse, error)
+	// Makes a backup now, and reads it back. HTTP: POST /v1/cluster/backups
+	//
+	// The node that is asked makes it, of all that was acknowledged before. It writes to where it keeps its backups
+	// (--backup-to), or to a place that the request names: BACKUP_NOT_ALLOWED if that is elsewhere, unless only this machine
+	// can reach the node, or its network is trusted (--insecure). BACKUP_FAILED: it could not be written, or not be read
+	// again.
+	CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (*CreateBackupResponse, error)
 	// Gives the lead to a node. HTTP: POST /v1/cluster/transfer
 	//
 	// Answered when the node leads, also if it did before. NODE_NOT_FOUND: there is no such node.
@@ -313,10 +341,40 @@ func (c *lockServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ..
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LockService_WatchClient = grpc.ServerStreamingClient[WatchEvent]
 
+func (c *lockServiceClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainResponse)
+	err := c.cc.Invoke(ctx, LockService_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockServiceClient) QueryAudit(ctx context.Context, in *QueryAuditRequest, opts ...grpc.CallOption) (*QueryAuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(QueryAuditResponse)
+	err := c.cc.Invoke(ctx, LockService_QueryAudit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lockServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
 	err := c.cc.Invoke(ctx, LockService_GetStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockServiceClient) GetClusterStatus(ctx context.Context, in *GetClusterStatusRequest, opts ...grpc.CallOption) (*GetClusterStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetClusterStatusResponse)
+	err := c.cc.Invoke(ctx, LockService_GetClusterStatus_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -347,6 +405,16 @@ func (c *lockServiceClient) InvitePeer(ctx context.Context, in *InvitePeerReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InvitePeerResponse)
 	err := c.cc.Invoke(ctx, LockService_InvitePeer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockServiceClient) CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (*CreateBackupResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateBackupResponse)
+	err := c.cc.Invoke(ctx, LockService_CreateBackup_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -435,10 +503,27 @@ type LockServiceServer interface {
 	// node keeps the last 100,000 events): list, then watch from the list's watch_from. INVALID_FROM:
 	// nothing has happened yet at that revision, nor will it be the next.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchEvent]) error
+	// Tells in plain sentences what happened to a lock: who holds it and who waits, the last holders and why each
+	// ended, and what is odd. With fencing_token, the story of that grant and of the one after it.
+	// HTTP: GET /v1/explain?name=NAME
+	//
+	// Any node answers, after its audit has what the leader had applied. What its audit has not, other nodes are asked
+	// for; what none of them has is told in gaps.
+	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
+	// Lists grants that are over, in the order in which they ended. HTTP: GET /v1/audit
+	//
+	// A page at a time: to go on, or to follow what ends from now on, ask again with after set to through. A grant that is
+	// held now is not here: it gets its row when it ends.
+	QueryAudit(context.Context, *QueryAuditRequest) (*QueryAuditResponse, error)
 	// Tells how the asked node sees the cluster. HTTP: GET /v1/status
 	//
 	// Answered by the node itself at once, also when there is no leader.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// Tells how every node of the cluster is. HTTP: GET /v1/cluster/status
+	//
+	// The asked node asks all others, and answers within half a second, also when there is no leader. A node
+	// that did not answer by then is told with a problem instead of its numbers.
+	GetClusterStatus(context.Context, *GetClusterStatusRequest) (*GetClusterStatusResponse, error)
 	// Registers a node, or renews the addresses of a registered one. HTTP: POST /v1/cluster/peers
 	//
 	// A starting node with --join calls this by itself. Without an identity it says that a node of this name
@@ -457,6 +542,13 @@ type LockServiceServer interface {
 	// The token is a secret: it is given to the node in a file (--join-token-file). UPGRADE_UNDER_WAY: some node is of a
 	// version that knows no invitations.
 	InvitePeer(context.Context, *InvitePeerRequest) (*InvitePeerResponse, error)
+	// Makes a backup now, and reads it back. HTTP: POST /v1/cluster/backups
+	//
+	// The node that is asked makes it, of all that was acknowledged before. It writes to where it keeps its backups
+	// (--backup-to), or to a place that the request names: BACKUP_NOT_ALLOWED if that is elsewhere, unless only this machine
+	// can reach the node, or its network is trusted (--insecure). BACKUP_FAILED: it could not be written, or not be read
+	// again.
+	CreateBackup(context.Context, *CreateBackupRequest) (*CreateBackupResponse, error)
 	// Gives the lead to a node. HTTP: POST /v1/cluster/transfer
 	//
 	// Answered when the node leads, also if it did before. NODE_NOT_FOUND: there is no such node.
@@ -511,8 +603,17 @@ func (UnimplementedLockServiceServer) CheckToken(context.Context, *CheckTokenReq
 func (UnimplementedLockServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchEvent]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
+func (UnimplementedLockServiceServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
+}
+func (UnimplementedLockServiceServer) QueryAudit(context.Context, *QueryAuditRequest) (*QueryAuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method QueryAudit not implemented")
+}
 func (UnimplementedLockServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedLockServiceServer) GetClusterStatus(context.Context, *GetClusterStatusRequest) (*GetClusterStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetClusterStatus not implemented")
 }
 func (UnimplementedLockServiceServer) AddPeer(context.Context, *AddPeerRequest) (*AddPeerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddPeer not implemented")
@@ -522,6 +623,9 @@ func (UnimplementedLockServiceServer) RemovePeer(context.Context, *RemovePeerReq
 }
 func (UnimplementedLockServiceServer) InvitePeer(context.Context, *InvitePeerRequest) (*InvitePeerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InvitePeer not implemented")
+}
+func (UnimplementedLockServiceServer) CreateBackup(context.Context, *CreateBackupRequest) (*CreateBackupResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateBackup not implemented")
 }
 func (UnimplementedLockServiceServer) TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeader not implemented")
@@ -752,6 +856,42 @@ func _LockService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LockService_WatchServer = grpc.ServerStreamingServer[WatchEvent]
 
+func _LockService_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockService_QueryAudit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(QueryAuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).QueryAudit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_QueryAudit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).QueryAudit(ctx, req.(*QueryAuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LockService_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -766,6 +906,24 @@ func _LockService_GetStatus_Handler(srv interface{}, ctx context.Context, dec fu
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(LockServiceServer).GetStatus(ctx, req.(*GetStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockService_GetClusterStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetClusterStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).GetClusterStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_GetClusterStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).GetClusterStatus(ctx, req.(*GetClusterStatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -820,6 +978,24 @@ func _LockService_InvitePeer_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(LockServiceServer).InvitePeer(ctx, req.(*InvitePeerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockService_CreateBackup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateBackupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).CreateBackup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_CreateBackup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).CreateBackup(ctx, req.(*CreateBackupRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -890,8 +1066,20 @@ var LockService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _LockService_CheckToken_Handler,
 		},
 		{
+			MethodName: "Explain",
+			Handler:    _LockService_Explain_Handler,
+		},
+		{
+			MethodName: "QueryAudit",
+			Handler:    _LockService_QueryAudit_Handler,
+		},
+		{
 			MethodName: "GetStatus",
 			Handler:    _LockService_GetStatus_Handler,
+		},
+		{
+			MethodName: "GetClusterStatus",
+			Handler:    _LockService_GetClusterStatus_Handler,
 		},
 		{
 			MethodName: "AddPeer",
@@ -904,6 +1092,10 @@ var LockService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "InvitePeer",
 			Handler:    _LockService_InvitePeer_Handler,
+		},
+		{
+			MethodName: "CreateBackup",
+			Handler:    _LockService_CreateBackup_Handler,
 		},
 		{
 			MethodName: "TransferLeader",
@@ -1223,5 +1415,491 @@ var ElectionService_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 	},
+	Metadata: "lowkey/v1/lowkey.proto",
+}
+
+const (
+	AccessService_AddPrincipal_FullMethodName    = "/lowkey.v1.AccessService/AddPrincipal"
+	AccessService_RemovePrincipal_FullMethodName = "/lowkey.v1.AccessService/RemovePrincipal"
+	AccessService_ListPrincipals_FullMethodName  = "/lowkey.v1.AccessService/ListPrincipals"
+	AccessService_NewToken_FullMethodName        = "/lowkey.v1.AccessService/NewToken"
+	AccessService_RevokeToken_FullMethodName     = "/lowkey.v1.AccessService/RevokeToken"
+	AccessService_GrantAccess_FullMethodName     = "/lowkey.v1.AccessService/GrantAccess"
+	AccessService_RevokeAccess_FullMethodName    = "/lowkey.v1.AccessService/RevokeAccess"
+	AccessService_RequireAccess_FullMethodName   = "/lowkey.v1.AccessService/RequireAccess"
+	AccessService_CheckAccess_FullMethodName     = "/lowkey.v1.AccessService/CheckAccess"
+	AccessService_WhoAmI_FullMethodName          = "/lowkey.v1.AccessService/WhoAmI"
+)
+
+// AccessServiceClient is the client API for AccessService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Who may do what: principals, how they prove themselves, and what they were granted. All of it needs the
+// verb admin on /, but for WhoAmI.
+type AccessServiceClient interface {
+	// Makes a principal, or gives one that exists more names of certificates.
+	// HTTP: POST /v1/access/principals
+	AddPrincipal(ctx context.Context, in *AddPrincipalRequest, opts ...grpc.CallOption) (*AddPrincipalResponse, error)
+	// Takes a principal away, with its proofs and grants. With certificate_name, only that name of it.
+	// HTTP: POST /v1/access/principals/remove
+	RemovePrincipal(ctx context.Context, in *RemovePrincipalRequest, opts ...grpc.CallOption) (*RemovePrincipalResponse, error)
+	// Tells who may do what. HTTP: GET /v1/access/principals
+	ListPrincipals(ctx context.Context, in *ListPrincipalsRequest, opts ...grpc.CallOption) (*ListPrincipalsResponse, error)
+	// Makes a token for a principal. It is told once; the cluster keeps a hash of it.
+	// HTTP: POST /v1/access/tokens
+	NewToken(ctx context.Context, in *NewTokenRequest, opts ...grpc.CallOption) (*NewTokenResponse, error)
+	// Makes a token worthless. Streams and waits that it opened end. HTTP: DELETE /v1/access/tokens/{token_id}
+	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenResponse, error)
+	// Allows a principal more on a path: the name itself, and all that is below it.
+	// HTTP: POST /v1/access/grant
+	GrantAccess(ctx context.Context, in *GrantAccessRequest, opts ...grpc.CallOption) (*GrantAccessResponse, error)
+	// Allows a principal less: of what was granted on exactly this path. HTTP: POST /v1/access/revoke
+	RevokeAccess(ctx context.Context, in *RevokeAccessRequest, opts ...grpc.CallOption) (*RevokeAccessResponse, error)
+	// From now on nobody may do anything without a proof and a grant; or anybody may do everything again.
+	// HTTP: POST /v1/access/require
+	//
+	// ADMIN_NEEDED while no principal has the verb admin on / and a proof.
+	RequireAccess(ctx context.Context, in *RequireAccessRequest, opts ...grpc.CallOption) (*RequireAccessResponse, error)
+	// Tells whether a principal may do something, and why. Answered by the node that is asked.
+	// HTTP: GET /v1/access/check?principal=PRINCIPAL&verb=VERB&name=NAME
+	CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*CheckAccessResponse, error)
+	// Tells the caller who it is. Anybody may ask. HTTP: GET /v1/access/whoami
+	WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIResponse, error)
+}
+
+type accessServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAccessServiceClient(cc grpc.ClientConnInterface) AccessServiceClient {
+	return &accessServiceClient{cc}
+}
+
+func (c *accessServiceClient) AddPrincipal(ctx context.Context, in *AddPrincipalRequest, opts ...grpc.CallOption) (*AddPrincipalResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddPrincipalResponse)
+	err := c.cc.Invoke(ctx, AccessService_AddPrincipal_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) RemovePrincipal(ctx context.Context, in *RemovePrincipalRequest, opts ...grpc.CallOption) (*RemovePrincipalResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemovePrincipalResponse)
+	err := c.cc.Invoke(ctx, AccessService_RemovePrincipal_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) ListPrincipals(ctx context.Context, in *ListPrincipalsRequest, opts ...grpc.CallOption) (*ListPrincipalsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPrincipalsResponse)
+	err := c.cc.Invoke(ctx, AccessService_ListPrincipals_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) NewToken(ctx context.Context, in *NewTokenRequest, opts ...grpc.CallOption) (*NewTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NewTokenResponse)
+	err := c.cc.Invoke(ctx, AccessService_NewToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeTokenResponse)
+	err := c.cc.Invoke(ctx, AccessService_RevokeToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) GrantAccess(ctx context.Context, in *GrantAccessRequest, opts ...grpc.CallOption) (*GrantAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrantAccessResponse)
+	err := c.cc.Invoke(ctx, AccessService_GrantAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) RevokeAccess(ctx context.Context, in *RevokeAccessRequest, opts ...grpc.CallOption) (*RevokeAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeAccessResponse)
+	err := c.cc.Invoke(ctx, AccessService_RevokeAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) RequireAccess(ctx context.Context, in *RequireAccessRequest, opts ...grpc.CallOption) (*RequireAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RequireAccessResponse)
+	err := c.cc.Invoke(ctx, AccessService_RequireAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) CheckAccess(ctx context.Context, in *CheckAccessRequest, opts ...grpc.CallOption) (*CheckAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckAccessResponse)
+	err := c.cc.Invoke(ctx, AccessService_CheckAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *accessServiceClient) WhoAmI(ctx context.Context, in *WhoAmIRequest, opts ...grpc.CallOption) (*WhoAmIResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WhoAmIResponse)
+	err := c.cc.Invoke(ctx, AccessService_WhoAmI_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AccessServiceServer is the server API for AccessService service.
+// All implementations must embed UnimplementedAccessServiceServer
+// for forward compatibility.
+//
+// Who may do what: principals, how they prove themselves, and what they were granted. All of it needs the
+// verb admin on /, but for WhoAmI.
+type AccessServiceServer interface {
+	// Makes a principal, or gives one that exists more names of certificates.
+	// HTTP: POST /v1/access/principals
+	AddPrincipal(context.Context, *AddPrincipalRequest) (*AddPrincipalResponse, error)
+	// Takes a principal away, with its proofs and grants. With certificate_name, only that name of it.
+	// HTTP: POST /v1/access/principals/remove
+	RemovePrincipal(context.Context, *RemovePrincipalRequest) (*RemovePrincipalResponse, error)
+	// Tells who may do what. HTTP: GET /v1/access/principals
+	ListPrincipals(context.Context, *ListPrincipalsRequest) (*ListPrincipalsResponse, error)
+	// Makes a token for a principal. It is told once; the cluster keeps a hash of it.
+	// HTTP: POST /v1/access/tokens
+	NewToken(context.Context, *NewTokenRequest) (*NewTokenResponse, error)
+	// Makes a token worthless. Streams and waits that it opened end. HTTP: DELETE /v1/access/tokens/{token_id}
+	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error)
+	// Allows a principal more on a path: the name itself, and all that is below it.
+	// HTTP: POST /v1/access/grant
+	GrantAccess(context.Context, *GrantAccessRequest) (*GrantAccessResponse, error)
+	// Allows a principal less: of what was granted on exactly this path. HTTP: POST /v1/access/revoke
+	RevokeAccess(context.Context, *RevokeAccessRequest) (*RevokeAccessResponse, error)
+	// From now on nobody may do anything without a proof and a grant; or anybody may do everything again.
+	// HTTP: POST /v1/access/require
+	//
+	// ADMIN_NEEDED while no principal has the verb admin on / and a proof.
+	RequireAccess(context.Context, *RequireAccessRequest) (*RequireAccessResponse, error)
+	// Tells whether a principal may do something, and why. Answered by the node that is asked.
+	// HTTP: GET /v1/access/check?principal=PRINCIPAL&verb=VERB&name=NAME
+	CheckAccess(context.Context, *CheckAccessRequest) (*CheckAccessResponse, error)
+	// Tells the caller who it is. Anybody may ask. HTTP: GET /v1/access/whoami
+	WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIResponse, error)
+	mustEmbedUnimplementedAccessServiceServer()
+}
+
+// UnimplementedAccessServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAccessServiceServer struct{}
+
+func (UnimplementedAccessServiceServer) AddPrincipal(context.Context, *AddPrincipalRequest) (*AddPrincipalResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddPrincipal not implemented")
+}
+func (UnimplementedAccessServiceServer) RemovePrincipal(context.Context, *RemovePrincipalRequest) (*RemovePrincipalResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemovePrincipal not implemented")
+}
+func (UnimplementedAccessServiceServer) ListPrincipals(context.Context, *ListPrincipalsRequest) (*ListPrincipalsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPrincipals not implemented")
+}
+func (UnimplementedAccessServiceServer) NewToken(context.Context, *NewTokenRequest) (*NewTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NewToken not implemented")
+}
+func (UnimplementedAccessServiceServer) RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevokeToken not implemented")
+}
+func (UnimplementedAccessServiceServer) GrantAccess(context.Context, *GrantAccessRequest) (*GrantAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GrantAccess not implemented")
+}
+func (UnimplementedAccessServiceServer) RevokeAccess(context.Context, *RevokeAccessRequest) (*RevokeAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevokeAccess not implemented")
+}
+func (UnimplementedAccessServiceServer) RequireAccess(context.Context, *RequireAccessRequest) (*RequireAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RequireAccess not implemented")
+}
+func (UnimplementedAccessServiceServer) CheckAccess(context.Context, *CheckAccessRequest) (*CheckAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckAccess not implemented")
+}
+func (UnimplementedAccessServiceServer) WhoAmI(context.Context, *WhoAmIRequest) (*WhoAmIResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WhoAmI not implemented")
+}
+func (UnimplementedAccessServiceServer) mustEmbedUnimplementedAccessServiceServer() {}
+func (UnimplementedAccessServiceServer) testEmbeddedByValue()                       {}
+
+// UnsafeAccessServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AccessServiceServer will
+// result in compilation errors.
+type UnsafeAccessServiceServer interface {
+	mustEmbedUnimplementedAccessServiceServer()
+}
+
+func RegisterAccessServiceServer(s grpc.ServiceRegistrar, srv AccessServiceServer) {
+	// If the following call panics, it indicates UnimplementedAccessServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&AccessService_ServiceDesc, srv)
+}
+
+func _AccessService_AddPrincipal_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddPrincipalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).AddPrincipal(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_AddPrincipal_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).AddPrincipal(ctx, req.(*AddPrincipalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_RemovePrincipal_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemovePrincipalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).RemovePrincipal(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_RemovePrincipal_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).RemovePrincipal(ctx, req.(*RemovePrincipalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_ListPrincipals_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPrincipalsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).ListPrincipals(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_ListPrincipals_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).ListPrincipals(ctx, req.(*ListPrincipalsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_NewToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NewTokenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).NewToken(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_NewToken_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).NewToken(ctx, req.(*NewTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_RevokeToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeTokenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).RevokeToken(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_RevokeToken_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).RevokeToken(ctx, req.(*RevokeTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_GrantAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrantAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).GrantAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_GrantAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).GrantAccess(ctx, req.(*GrantAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_RevokeAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).RevokeAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_RevokeAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).RevokeAccess(ctx, req.(*RevokeAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_RequireAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RequireAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).RequireAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_RequireAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).RequireAccess(ctx, req.(*RequireAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_CheckAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).CheckAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_CheckAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).CheckAccess(ctx, req.(*CheckAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AccessService_WhoAmI_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhoAmIRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AccessServiceServer).WhoAmI(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AccessService_WhoAmI_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AccessServiceServer).WhoAmI(ctx, req.(*WhoAmIRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// AccessService_ServiceDesc is the grpc.ServiceDesc for AccessService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var AccessService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "lowkey.v1.AccessService",
+	HandlerType: (*AccessServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "AddPrincipal",
+			Handler:    _AccessService_AddPrincipal_Handler,
+		},
+		{
+			MethodName: "RemovePrincipal",
+			Handler:    _AccessService_RemovePrincipal_Handler,
+		},
+		{
+			MethodName: "ListPrincipals",
+			Handler:    _AccessService_ListPrincipals_Handler,
+		},
+		{
+			MethodName: "NewToken",
+			Handler:    _AccessService_NewToken_Handler,
+		},
+		{
+			MethodName: "RevokeToken",
+			Handler:    _AccessService_RevokeToken_Handler,
+		},
+		{
+			MethodName: "GrantAccess",
+			Handler:    _AccessService_GrantAccess_Handler,
+		},
+		{
+			MethodName: "RevokeAccess",
+			Handler:    _AccessService_RevokeAccess_Handler,
+		},
+		{
+			MethodName: "RequireAccess",
+			Handler:    _AccessService_RequireAccess_Handler,
+		},
+		{
+			MethodName: "CheckAccess",
+			Handler:    _AccessService_CheckAccess_Handler,
+		},
+		{
+			MethodName: "WhoAmI",
+			Handler:    _AccessService_WhoAmI_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "lowkey/v1/lowkey.proto",
 }

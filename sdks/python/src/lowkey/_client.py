@@ -190,9 +190,7 @@ class Session(SessionHandle):
     ) -> Guard | None:
         """Acquire a lock if it is free now; return None if another holds it."""
         try:
-            return self.lock(
-                name, 0, shared=shared, subtree=subtree, value=value, at_most=at_most
-            )
+            return self.lock(name, 0, shared=shared, subtree=subtree, value=value, at_most=at_most)
         except LockHeld:
             return None
 

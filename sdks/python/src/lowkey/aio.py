@@ -223,7 +223,13 @@ class Session(SessionHandle):
         return Opening(acquire)
 
     async def try_lock(
-        self, name: str, *, shared: bool = False, subtree: bool = False, value: str = ""
+        self,
+        name: str,
+        *,
+        shared: bool = False,
+        subtree: bool = False,
+        value: str = "",
+        at_most: int | None = None,
     ) -> Guard | None:
         """Acquire a lock if it is free now; return None if another holds it."""
         try:
