@@ -17,7 +17,7 @@ use lowkey_replica::forming::{Belongs, Memory};
 use lowkey_replica::{Found, Founding, Replica, Status, begin_anew, found};
 use lowkey_wal::WalError;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -57,6 +57,8 @@ const HAND_OVER_WAIT: Duration = Duration::from_millis(1000);
 const PART_WAIT: Duration = Duration::from_millis(300);
 /// How long the log may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_millis(1000);
+/// How long the audit may take to write its last rows.
+const AUDIT_WAIT: Duration = Duration::from_millis(1000);
 /// How long a removed node stays up to tell its callers that it was removed.
 const REMOVED_WAIT: Duration = Duration::from_secs(1);
 /// How often a node checks whether the others know where it can be reached.
@@ -640,7 +642,11 @@ impl RunningNode {
         self.service.parting.send_replace(true);
         let _ = self.open.peers.await;
         self.service.lanes.report_all(|| Event::Stop);
-        match timeout(CLOSE_WAIT, close(self.ended, self.host, self.service.audit.clone())).await {
+        let closed = timeout(CLOSE_WAIT, close(self.ended, self.host)).await;
+        if let Some(audit) = self.service.audit.clone() {
+            end(audit).await;
+        }
+        match closed {
             // Everything is synced. Only the mark that says so does not fit.
             Ok(Err(StartError::Log(WalError::Full))) => {
                 tracing::warn!(
@@ -663,15 +669,24 @@ impl RunningNode {
 }
 
 /// Waits for the last turn, then closes the log in good order.
-async fn close(ended: turns::Ended, host: Arc<Host>, audit: Option<Arc<Audit>>) -> Result<(), StartError> {
+async fn close(ended: turns::Ended, host: Arc<Host>) -> Result<(), StartError> {
     let gone = || StartError::Replica("the replica is gone".into());
     ended.await.map_err(|_| gone())??;
     tokio::task::spawn_blocking(move || host.log.close()).await.map_err(|_| gone())??;
-    if let Some(audit) = audit {
-        // What it cannot write in time is written again at the next start.
-        let _ = tokio::task::spawn_blocking(move || audit.end()).await;
-    }
     Ok(())
+}
+
+/// Writes the rest of the audit, if that does not take long: what is missing is written again at the next start. On
+/// a thread of its own, which the end of the process does not wait for.
+async fn end(audit: Arc<Audit>) {
+    let (told, ended) = oneshot::channel();
+    let write = move || {
+        audit.end();
+        let _ = told.send(());
+    };
+    if std::thread::Builder::new().name("audit end".into()).spawn(write).is_ok() {
+        let _ = timeout(AUDIT_WAIT, ended).await;
+    }
 }
 
 /// Hands over the lead of a group, if this node has it.
