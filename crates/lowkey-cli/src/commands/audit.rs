@@ -59,23 +59,23 @@ enum AuditCommand {
 #[command(next_help_heading = "Which grants")]
 struct Which {
     /// Of this lock
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "What is told")]
     lock: Option<String>,
 
     /// Of this owner
-    #[arg(long, value_name = "OWNER")]
+    #[arg(long, value_name = "OWNER", help_heading = "What is told")]
     owner: Option<String>,
 
     /// With this token
-    #[arg(long, value_name = "TOKEN", value_parser = parse_number, allow_negative_numbers = true)]
+    #[arg(long, value_name = "TOKEN", value_parser = parse_number, allow_negative_numbers = true, help_heading = "What is told")]
     token: Option<u64>,
 
     /// That ended so long ago at most, or since this moment in UTC: 90m, 24h, 7d, 2026-03-01, 2026-03-01T03:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    #[arg(long, value_name = "TIME", value_parser = parse_since, help_heading = "What is told")]
     since: Option<Since>,
 
     /// That ended for this cause
-    #[arg(long, value_name = "CAUSE")]
+    #[arg(long, value_name = "CAUSE", help_heading = "What is told")]
     cause: Option<CauseArg>,
 }
 

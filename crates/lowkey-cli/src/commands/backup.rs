@@ -61,11 +61,11 @@ struct CreateArgs {
 #[command(next_help_heading = "The store")]
 struct FromArgs {
     /// The store: s3://BUCKET/FOLDER, gs://…, az://… or file:///FOLDER; credentials come from the environment
-    #[arg(long, value_name = "URL", env = "LOWKEY_BACKUP_TO")]
+    #[arg(long, value_name = "URL", env = "LOWKEY_BACKUP_TO", help_heading = "The backup")]
     from: StoreUrl,
 
     /// Print JSON; errors, too
-    #[arg(long)]
+    #[arg(long, help_heading = "The backup")]
     json: bool,
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct DevArgs {
     secure: bool,
 
     /// Fill it: workers that compete, a leader that changes, and one whose lease runs out again and again
-    #[arg(long)]
+    #[arg(long, help_heading = "The playground")]
     demo: bool,
 
     /// What to log: `warn`, `info`, or a filter such as `lowkey_server=debug`
