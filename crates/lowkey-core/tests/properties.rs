@@ -736,6 +736,7 @@ fn the_random_histories_meet_every_outcome() {
             "invitation used",
             "member updated",
             "a release of a grant by its request and owner",
+            "a wait was granted by an expiry",
         ]
         .contains(&outcome);
         let least = if is_rare { 5 } else { 20 };

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 /// How long a condition may take to come true; far more than it ever should.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Waits until a condition holds.
 pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {

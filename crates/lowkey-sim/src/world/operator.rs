@@ -38,6 +38,7 @@ impl World {
         let lane = &mut process.lanes[group];
         lane.last_call += 1;
         let call = CallId(lane.last_call);
+        self.groups[group].elections.asked(&request);
         self.input(node, group, Input::Request(call, caller, request));
     }
 
