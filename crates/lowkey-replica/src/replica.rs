@@ -47,6 +47,7 @@ use self::applying::Applying;
 use self::contact::Contact;
 use self::durability::Durability;
 pub(crate) use self::elections::ELECTION_TICKS;
+use self::elections::election_ticks;
 use self::permitting::Vetted;
 pub(crate) use self::proposals::Proposals;
 use self::standing::Standing;
@@ -85,7 +86,6 @@ pub struct Replica {
     conf_state: eraftpb::ConfState,
     applying: Applying,
     durability: Durability,
-    disk: DiskRoom,
     appends: Appends,
     /// Taken from `raft` in this turn, to be handed back at its end.
     ready: Option<Ready>,
@@ -122,7 +122,6 @@ impl Replica {
             state,
             conf_state: saved.get_conf_state().clone(),
             applying: Applying { term: saved.term, ..Applying::default() },
-            disk: DiskRoom::Ample,
             appends: Appends::default(),
             ready: None,
             contact: Contact::default(),
@@ -181,7 +180,7 @@ impl Replica {
                 }
             }
             Input::MakeSnapshot => self.make_snapshot(Pace::Beside),
-            Input::Disk(room) => self.disk = room,
+            Input::Disk(room) => self.durability.room = room,
             Input::HandOver => self.hand_over(),
         }
         self.settle(now);
@@ -224,6 +223,32 @@ impl Replica {
         }
     }
 
+    /// A tick of the driver's, so long after the last: what of it `raft` sees, and heartbeats.
+    fn tick_raft(&mut self, now: Nanos, gap_nanos: u64) {
+        self.timing.tick(now, gap_nanos);
+        let leads = self.node.raft.state == StateRole::Leader;
+        if leads {
+            let quorum_heard = self.quorum_heard();
+            self.timing.adapt(now, gap_nanos, quorum_heard);
+            self.look_at_progress(now);
+        }
+        // `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced,
+        // so that the same inputs always give the same elections.
+        let ticks = election_ticks(&self.node.raft, &self.config, self.durability.room);
+        self.node.raft.set_randomized_election_timeout(ticks);
+        let would_stand = !leads && self.node.raft.election_elapsed + 1 >= ticks;
+        let ticks = self.timing.passes_on(now) && !self.timing.must_listen(now, would_stand);
+        if ticks {
+            self.node.tick();
+        }
+        if self.node.raft.state == StateRole::Leader {
+            let has_just_sent = ticks && self.node.raft.heartbeat_elapsed() == 0;
+            if self.timing.is_heartbeat_due(now, has_just_sent) {
+                self.node.ping();
+            }
+        }
+    }
+
     /// Followers learn what is committed from the next entries; where none follow, a tick tells them. A message of its
     /// own for every commit would cost each node a turn, and its answer the leader another. A driver that has nothing else
     /// to do may tell them earlier.
@@ -257,7 +282,7 @@ impl Replica {
                 return;
             }
             // A disk without room cannot take entries; the leader will send them again.
-            MessageType::MsgAppend if self.disk == DiskRoom::Exhausted => return,
+            MessageType::MsgAppend if self.durability.room == DiskRoom::Exhausted => return,
             // A snapshot comes with its state: see `receive_snapshot`.
             MessageType::MsgSnapshot => return,
             _ => {}
@@ -286,7 +311,7 @@ impl Replica {
         let ReceivedSnapshot { message, payload, state } = received;
         // A disk without room cannot take it; the leader will send it again.
         if !self.is_for_this(&message)
-            || self.disk == DiskRoom::Exhausted
+            || self.durability.room == DiskRoom::Exhausted
             || state.cluster() != self.state.cluster()
         {
             return;
@@ -324,7 +349,7 @@ impl Replica {
             return self.output.reply(call, Err(Failure::Diverged));
         }
         if matches!(request, Request::ReadStale(_))
-            && let Err(failure) = self.permit(caller, &request)
+            && let Err(failure) = self.vetted.permit(&self.state, self.lead.is_some(), caller, &request)
         {
             return self.output.reply(call, Err(failure));
         }
@@ -335,7 +360,7 @@ impl Replica {
             let leader = self.leader();
             return self.output.reply(call, Err(Failure::NotLeader { leader }));
         }
-        if let Err(failure) = self.permit(caller, &request) {
+        if let Err(failure) = self.vetted.permit(&self.state, self.lead.is_some(), caller, &request) {
             return self.output.reply(call, Err(failure));
         }
         match request {

@@ -10,6 +10,8 @@ use lowkey_core::mutants;
 use lowkey_record::Record;
 use raft::eraftpb::{HardState, Message};
 
+use crate::input::DiskRoom;
+
 #[derive(Debug)]
 pub(super) struct Durability {
     /// The term that is on disk.
@@ -22,11 +24,13 @@ pub(super) struct Durability {
     repairs: Vec<Record>,
     /// A leader's messages of a term that is not on disk yet.
     held_messages: Vec<Message>,
+    /// How much room the disk has left, as it was last told.
+    pub(super) room: DiskRoom,
 }
 
 impl Durability {
     pub(super) fn new(term: u64, commit: u64, repairs: Vec<Record>) -> Self {
-        Self { term, commit, saving: None, repairs, held_messages: Vec::new() }
+        Self { term, commit, saving: None, repairs, held_messages: Vec::new(), room: DiskRoom::Ample }
     }
 
     pub(super) fn has_repairs(&self) -> bool {

@@ -67,7 +67,7 @@ impl Replica {
             return self.hand_over();
         }
         let is_joint = !self.conf_state.voters_outgoing.is_empty();
-        let change = match self.disk {
+        let change = match self.durability.room {
             DiskRoom::Exhausted => None,
             _ if is_joint => Some(Change::leave()),
             DiskRoom::Ample => self.next_change(),
@@ -149,6 +149,15 @@ impl Replica {
             let lacks_some = progress.matched < last && progress.state != ProgressState::Snapshot;
             self.contact.has_taken(now, MemberId(*member), progress.matched, lacks_some);
         }
+    }
+
+    /// When this leader had last heard from as many others as make a quorum with it; nothing if it needs nobody.
+    pub(super) fn quorum_heard(&self) -> Option<Nanos> {
+        let voters = &self.conf_state.voters;
+        let others = voters.iter().filter(|voter| **voter != self.config.member.0);
+        let mut heard: Vec<Nanos> = others.map(|other| self.contact.last_heard(MemberId(*other))).collect();
+        heard.sort_unstable_by(|one, other| other.cmp(one));
+        heard.get((voters.len() / 2).checked_sub(1)?).copied()
     }
 
     /// True if a member answers and takes the entries that it lacks: what people are told.

@@ -14,7 +14,6 @@ use lowkey_core::{
     Requester, State, Verb, mutants,
 };
 
-use super::Replica;
 use crate::input::Request;
 use crate::output::Failure;
 use crate::reads::Query;
@@ -24,6 +23,13 @@ use crate::reads::Query;
 pub(super) struct Vetted {
     access: Arc<Access>,
     leases: BTreeSet<LeaseId>,
+}
+
+/// A replica's state, as one that judges by it.
+struct Judge<'a> {
+    state: &'a State,
+    /// True if it may touch leases, and so knows all that were acknowledged.
+    leads: bool,
 }
 
 /// It is pruned when it has so many more leases than there are.
@@ -42,27 +48,52 @@ impl Vetted {
     }
 }
 
-impl Replica {
-    /// Whether the caller may have this.
-    pub(super) fn permit(&mut self, caller: &Caller, request: &Request) -> Result<(), Failure> {
-        if !self.state.access().is_required() || mutants::THE_LEADER_BELIEVES_WHO_FORWARDS.is_active() {
+impl Vetted {
+    /// Whether the caller may have this, by the state of a replica that `leads` or does not.
+    pub(super) fn permit(
+        &mut self,
+        state: &State,
+        leads: bool,
+        caller: &Caller,
+        request: &Request,
+    ) -> Result<(), Failure> {
+        if !state.access().is_required() || mutants::THE_LEADER_BELIEVES_WHO_FORWARDS.is_active() {
             return Ok(());
         }
         // What nodes do for themselves names leases of anybody.
         if matches!(caller, Caller::Node | Caller::LocalAdmin) {
             return Ok(());
         }
+        let judge = Judge { state, leads };
         match request {
-            Request::Command(command) | Request::Wait { command, .. } => self.permit_command(caller, command),
-            Request::Renew { lease, .. } => self.permit_renewal(caller, *lease),
-            Request::RenewMany(leases) => {
-                leases.iter().try_for_each(|(lease, _)| self.permit_renewal(caller, *lease))
+            Request::Command(command) | Request::Wait { command, .. } => {
+                judge.permit_command(caller, command)
             }
-            Request::Read(query) | Request::ReadStale(query) => self.permit_query(caller, query),
-            Request::Transfer { .. } => self.may(caller, Verb::Admin, On::Everything),
+            Request::Renew { lease, .. } => self.permit_renewal(&judge, caller, *lease),
+            Request::RenewMany(leases) => {
+                leases.iter().try_for_each(|(lease, _)| self.permit_renewal(&judge, caller, *lease))
+            }
+            Request::Read(query) | Request::ReadStale(query) => judge.permit_query(caller, query),
+            Request::Transfer { .. } => judge.may(caller, Verb::Admin, On::Everything),
         }
     }
 
+    /// A lease lives on for as long as its owner may have all that it holds. Once for each lease and each table:
+    /// what is acquired later was permitted then.
+    fn permit_renewal(&mut self, judge: &Judge<'_>, caller: &Caller, lease: LeaseId) -> Result<(), Failure> {
+        judge.owns_lease(caller, lease)?;
+        judge.may(caller, Verb::Acquire, On::Anywhere)?;
+        if self.is_new(lease, judge.state) {
+            for grant in judge.state.grants_of(lease, None) {
+                judge.may(caller, Verb::Acquire, On::Name(grant.lock.as_str()))?;
+            }
+            self.leases.insert(lease);
+        }
+        Ok(())
+    }
+}
+
+impl Judge<'_> {
     fn may(&self, caller: &Caller, verb: Verb, on: On<'_>) -> Result<(), Failure> {
         self.state.access().judge(caller, verb, on).map_err(Failure::Denied)
     }
@@ -139,26 +170,12 @@ impl Replica {
     fn owns_lease(&self, caller: &Caller, lease: LeaseId) -> Result<(), Failure> {
         match self.state.lease(lease) {
             Some(known) => self.owns(caller, &known.owner),
-            None if self.lead.is_some() => {
+            None if self.leads => {
                 self.state.access().knows(caller).map_err(Failure::Denied)?;
                 Err(Failure::Refused(Refusal::LeaseNotFound { lease }))
             }
             None => Err(Failure::NotLeader { leader: None }),
         }
-    }
-
-    /// A lease lives on for as long as its owner may have all that it holds. Once for each lease and each table:
-    /// what is acquired later was permitted then.
-    fn permit_renewal(&mut self, caller: &Caller, lease: LeaseId) -> Result<(), Failure> {
-        self.owns_lease(caller, lease)?;
-        self.may(caller, Verb::Acquire, On::Anywhere)?;
-        if self.vetted.is_new(lease, &self.state) {
-            for grant in self.state.grants_of(lease, None) {
-                self.may(caller, Verb::Acquire, On::Name(grant.lock.as_str()))?;
-            }
-            self.vetted.leases.insert(lease);
-        }
-        Ok(())
     }
 
     fn permit_query(&self, caller: &Caller, query: &Query) -> Result<(), Failure> {

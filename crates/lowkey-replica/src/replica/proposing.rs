@@ -112,7 +112,7 @@ impl Replica {
     fn may_propose(&self, now: Nanos, command: &Command, lease: Option<LeaseId>) -> Result<(), Failure> {
         self.is_understood(command)?;
         let grows = command.grows() || self.state.would_only_give_up(command);
-        match self.disk {
+        match self.durability.room {
             DiskRoom::Ample => {}
             DiskRoom::Reserve if !grows => {}
             DiskRoom::Reserve | DiskRoom::Exhausted => return Err(Failure::DiskFull),
@@ -236,7 +236,9 @@ impl Replica {
     fn propose_end(&mut self, now: Nanos, command: Command) -> Result<(), Command> {
         self.propose_patient(now);
         let mark = self.mark_if_due(now);
-        if self.disk == DiskRoom::Exhausted || self.node.propose(mark.clone(), command.encode()).is_err() {
+        if self.durability.room == DiskRoom::Exhausted
+            || self.node.propose(mark.clone(), command.encode()).is_err()
+        {
             return Err(command);
         }
         self.marked(now, &mark);

@@ -18,11 +18,8 @@
 //! A node whose own ticks were late may have heartbeats on their way to it that it had no time to read. It listens for a
 //! moment before it stands for election.
 
-use lowkey_core::{MemberId, mutants};
-use raft::StateRole;
+use lowkey_core::mutants;
 
-use super::Replica;
-use super::elections::election_ticks;
 use crate::time::{MILLISECOND, Nanos};
 
 /// The factor of a cluster whose machines could hardly be slower.
@@ -92,14 +89,14 @@ impl Timing {
     }
 
     /// A tick came so long after the last.
-    fn tick(&mut self, now: Nanos, gap_nanos: u64) {
+    pub(super) fn tick(&mut self, now: Nanos, gap_nanos: u64) {
         if gap_nanos > STARVED_NANOS {
             self.starved = Some(now);
         }
     }
 
     /// As a leader: raises the factor to what is needed now, or lowers it when it was not needed for long.
-    fn adapt(&mut self, now: Nanos, gap_nanos: u64, quorum_heard: Option<Nanos>) {
+    pub(super) fn adapt(&mut self, now: Nanos, gap_nanos: u64, quorum_heard: Option<Nanos>) {
         let needed = match quorum_heard {
             // Only an answer that came says how late answers are. A leader that hears nobody is to step down, not to be
             // patient.
@@ -126,7 +123,7 @@ impl Timing {
     }
 
     /// True if `raft` is to see this tick. Not before it would be due: ticks that come late need no stretching.
-    fn passes_on(&mut self, now: Nanos) -> bool {
+    pub(super) fn passes_on(&mut self, now: Nanos) -> bool {
         let due_nanos = u64::from(self.factor) * TICK_NANOS - TICK_NANOS / 2;
         let passes = self.factor == 1 || now.since(self.raft_ticked) >= due_nanos;
         if passes {
@@ -136,7 +133,7 @@ impl Timing {
     }
 
     /// True if a node that would stand for election with this tick has to listen first.
-    fn must_listen(&mut self, now: Nanos, would_stand: bool) -> bool {
+    pub(super) fn must_listen(&mut self, now: Nanos, would_stand: bool) -> bool {
         if !would_stand {
             self.listens_until = None;
             return false;
@@ -150,7 +147,7 @@ impl Timing {
     }
 
     /// True if a leader has to send heartbeats now, whatever `raft` does.
-    fn is_heartbeat_due(&mut self, now: Nanos, has_just_sent: bool) -> bool {
+    pub(super) fn is_heartbeat_due(&mut self, now: Nanos, has_just_sent: bool) -> bool {
         let is_due = now.since(self.heartbeat) >= HEARTBEAT_NANOS;
         if is_due || has_just_sent {
             self.heartbeat = now;
@@ -165,43 +162,6 @@ fn factor_for(late_nanos: u64) -> u32 {
     match late_nanos {
         ..=LOST_NANOS => (1 + steps as u32).min(FACTOR_MAX),
         _ => 1,
-    }
-}
-
-impl Replica {
-    /// A tick of the driver's, so long after the last: what of it `raft` sees, and heartbeats.
-    pub(super) fn tick_raft(&mut self, now: Nanos, gap_nanos: u64) {
-        self.timing.tick(now, gap_nanos);
-        let leads = self.node.raft.state == StateRole::Leader;
-        if leads {
-            let quorum_heard = self.quorum_heard();
-            self.timing.adapt(now, gap_nanos, quorum_heard);
-            self.look_at_progress(now);
-        }
-        // `raft` draws election timeouts from its thread's generator, and looks at them when it ticks. They are replaced,
-        // so that the same inputs always give the same elections.
-        let ticks = election_ticks(&self.node.raft, &self.config, self.disk);
-        self.node.raft.set_randomized_election_timeout(ticks);
-        let would_stand = !leads && self.node.raft.election_elapsed + 1 >= ticks;
-        let ticks = self.timing.passes_on(now) && !self.timing.must_listen(now, would_stand);
-        if ticks {
-            self.node.tick();
-        }
-        if self.node.raft.state == StateRole::Leader {
-            let has_just_sent = ticks && self.node.raft.heartbeat_elapsed() == 0;
-            if self.timing.is_heartbeat_due(now, has_just_sent) {
-                self.node.ping();
-            }
-        }
-    }
-
-    /// When this leader had last heard from as many others as make a quorum with it; nothing if it needs nobody.
-    fn quorum_heard(&self) -> Option<Nanos> {
-        let voters = &self.conf_state.voters;
-        let others = voters.iter().filter(|voter| **voter != self.config.member.0);
-        let mut heard: Vec<Nanos> = others.map(|other| self.contact.last_heard(MemberId(*other))).collect();
-        heard.sort_unstable_by(|one, other| other.cmp(one));
-        heard.get((voters.len() / 2).checked_sub(1)?).copied()
     }
 }
 
