@@ -10,7 +10,7 @@
 //! - **A symbol in brackets behind its file** is in that file: `lease_table.rs` (`take_due`).
 //! - **Crates** in commands exist, as behind `-p`.
 //! - **Prose** ends at 100 columns, in the README and in the book. The README stays under 150 lines.
-//! - **The book's summary** lists every page, each once, and no other.
+//! - **The book's summary** lists every page, each once, and no other, in the order that mdBook wants.
 //!
 //! Words of one piece, such as `fence`, are words of English as well, and are not looked at. What documents
 //! name and others define is in [`ELSEWHERE`], each with its reason, and goes from there when nobody names it.
@@ -129,6 +129,51 @@ fn the_summary_of_the_book_lists_every_page_once_and_no_other() {
     assert!(unlisted.is_empty(), "the summary does not list {unlisted:?}");
     let missing: Vec<&&str> = once.difference(&pages).collect();
     assert!(missing.is_empty(), "the summary lists what is not there: {missing:?}");
+}
+
+/// mdBook reads single pages, then lists, then single pages again, and refuses a list behind those.
+#[test]
+fn the_summary_of_the_book_can_be_read_by_mdbook() {
+    let repository = Repository::read();
+    assert_eq!(problems_of_a_summary(&repository.documents[SUMMARY]), [""; 0]);
+    let late = "# Summary\n\n[A](a.md)\n\n- [B](b.md)\n\n---\n\n[C](c.md)\n  - [D](d.md)\n\n- [E](e.md)\n";
+    assert_eq!(
+        problems_of_a_summary(late),
+        ["line 10: a list behind the last single page", "line 12: a list behind the last single page"]
+    );
+    let deep = "- [A](a.md)\n    - [B](b.md)\nwords\n- C\n";
+    assert_eq!(
+        problems_of_a_summary(deep),
+        ["line 2: two levels deeper", "line 3: no link", "line 4: no link"]
+    );
+}
+
+fn problems_of_a_summary(text: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    // How deep the last line of a list stood, and whether a single page came behind a list.
+    let (mut depth, mut is_over) = (None, false);
+    for (number, line) in (1..).zip(text.lines()) {
+        let shown = line.trim_start();
+        if shown.is_empty() || shown.starts_with('#') || shown == "---" {
+            continue;
+        }
+        let (entry, is_in_list) = shown.strip_prefix("- ").map_or((shown, false), |entry| (entry, true));
+        let mut say = |what: &str| problems.push(format!("line {number}: {what}"));
+        if !(entry.starts_with('[') && entry.contains("](") && entry.ends_with(".md)")) {
+            say("no link");
+        } else if !is_in_list {
+            is_over = depth.is_some();
+        } else if is_over {
+            say("a list behind the last single page");
+        } else {
+            let here = (line.len() - shown.len()) / 2;
+            if here > depth.map_or(0, |last| last + 1) {
+                say("two levels deeper");
+            }
+            depth = Some(here);
+        }
+    }
+    problems
 }
 
 #[test]
