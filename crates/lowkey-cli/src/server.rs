@@ -163,7 +163,7 @@ pub(crate) struct ServerArgs {
     )]
     tls_client_ca: Option<PathBuf>,
 
-    /// Allow listening beyond loopback without TLS: nothing is encrypted, and callers are not authenticated
+    /// Allow listening beyond loopback without TLS: clients are not encrypted, and nodes may join without an invitation
     #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new(), help_heading = "Addresses")]
     insecure: bool,
 

@@ -177,6 +177,18 @@ fn problems_of_a_summary(text: &str) -> Vec<String> {
 }
 
 #[test]
+fn the_glossary_is_in_order() {
+    let repository = Repository::read();
+    let rows = repository.documents["docs/glossary.md"].lines();
+    let terms: Vec<String> =
+        rows.filter_map(|row| row.strip_prefix("| **")?.split("**").next().map(str::to_lowercase)).collect();
+    assert!(terms.len() > 50, "too few terms: is this test reading the table?");
+    for pair in terms.windows(2) {
+        assert!(pair[0] < pair[1], "{:?} stands before {:?}", pair[0], pair[1]);
+    }
+}
+
+#[test]
 fn what_does_not_exist_is_found() {
     let mut repository = Repository::default();
     repository.add(

@@ -78,7 +78,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true, help_heading = "How long, and how much")]
     seconds: Option<u64>,
 
-    /// Begin so many pairs a second, each an acquire and a release, whatever becomes of them, and count from when each was
+    /// Begin so many pairs a second, each an acquire and a release, also while others are late, and count from when each was
     /// due (seq, par, hot, scale)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=RATE_MAX), help_heading = "How long, and how much")]
     rate: Option<u32>,
