@@ -86,7 +86,7 @@ cd "$clean/nightly"
 # What the README says, with the place of this module.
 awk '/^```go$/ { go = 1; next } /^```$/ { if (go) exit } go' "$here/README.md" >main.go
 go mod init nightly
-go mod edit -require=lowkey@v0.1.0 "-replace=lowkey=$here"
+go mod edit -require=lowkey@v1.0.0-rc.1 "-replace=lowkey=$here"
 go mod tidy
 LOWKEY_ENDPOINTS=$endpoints go run . | tee "$clean/printed"
 grep -q '^held with token [1-9]' "$clean/printed"

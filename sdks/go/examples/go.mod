@@ -4,7 +4,7 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
-	lowkey v0.1.0
+	lowkey v1.0.0-rc.1
 	modernc.org/sqlite v1.61.1
 )
 

@@ -338,7 +338,7 @@ async function obey(line: string): Promise<void> {
   }
 }
 
-say({ event: "ready", sdk: "typescript", version: "0.1.0", protocol: 1 });
+say({ event: "ready", sdk: "typescript", version: "1.0.0-rc.1", protocol: 1 });
 const lines = createInterface({ input: process.stdin });
 lines.on("line", (line) => {
   if (line.trim() !== "") void obey(line);

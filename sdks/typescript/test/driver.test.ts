@@ -8,7 +8,7 @@ import { Driver } from "./driven.js";
 test("the driver does what it is told", NODES, async () => {
   await using cluster = await TestCluster.start();
   const driver = new Driver();
-  assert.deepEqual(await driver.event("ready"), { event: "ready", sdk: "typescript", version: "0.1.0", protocol: 1 });
+  assert.deepEqual(await driver.event("ready"), { event: "ready", sdk: "typescript", version: "1.0.0-rc.1", protocol: 1 });
   const { endpoints } = cluster;
   assert.deepEqual((await driver.ask("client.new", { client: "c", endpoints, owner: "one" })).ok, {});
   assert.ok((await driver.ask("session.new", { client: "c", session: "s", ttl_seconds: 8 })).ok);
