@@ -8,6 +8,9 @@ use std::process::Command;
 
 use crate::{Outcome, read, root, run, sbom, write};
 
+const MAINTAINER: &str = "The lowkey authors <lowkey@example.com>";
+const NEWS: &str = "usr/share/doc/lowkey/CHANGELOG.md";
+const SETTINGS: &str = "etc/lowkey/lowkey.env";
 /// musl's resolver needs no shared libraries: names are looked up in `/etc/hosts` and by DNS.
 const TARGET: &str = "x86_64-unknown-linux-musl";
 const SHELLS: [(&str, &str); 3] = [
@@ -43,7 +46,7 @@ pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
     }
     run(Command::new(&program).arg("man").arg(deb_root.join("usr/share/man/man1")))?;
     copy(&root.join("LICENSE"), &deb_root.join("usr/share/doc/lowkey/copyright"), 0o644)?;
-    copy(&root.join("CHANGELOG.md"), &deb_root.join("usr/share/doc/lowkey/CHANGELOG.md"), 0o644)?;
+    copy(&root.join("CHANGELOG.md"), &deb_root.join(NEWS), 0o644)?;
 
     let name = format!("lowkey-{version}-x86_64-linux");
     archive(&out, &deb_root, &name, &root, &epoch)?;
@@ -51,10 +54,7 @@ pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
     write(&out.join(format!("{name}.cdx.json")), sbom::cyclonedx(&root, TARGET)?)?;
     fs::remove_dir_all(&deb_root).map_err(|error| format!("cannot clear up: {error}"))?;
     fs::remove_dir_all(out.join(&name)).map_err(|error| format!("cannot clear up: {error}"))?;
-    let sums = run(Command::new("sh").current_dir(&out).args([
-        "-c",
-        "sha256sum -- * > /tmp/lowkey-sums.$$ && cat /tmp/lowkey-sums.$$; rm -f /tmp/lowkey-sums.$$",
-    ]))?;
+    let sums = run(Command::new("sh").current_dir(&out).args(["-c", "sha256sum -- *"]))?;
     write(&out.join("SHA256SUMS"), &sums)?;
     println!("{sums}{}", out.display());
     match libraries {
@@ -63,7 +63,22 @@ pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
     }
 }
 
+/// Installs Rust's standard library for the target where it is missing, and says what else is needed.
+fn require_target() -> Outcome {
+    let sysroot = run(Command::new("rustc").args(["--print", "sysroot"]))?;
+    if !Path::new(sysroot.trim()).join("lib/rustlib").join(TARGET).exists() {
+        eprintln!("xtask: Rust's standard library for {TARGET} is missing: rustup target add {TARGET}");
+        run(Command::new("rustup").args(["target", "add", TARGET])).map_err(|problem| {
+            format!("a static binary needs Rust's standard library for {TARGET}: {problem}")
+        })?;
+    }
+    run(Command::new("musl-gcc").arg("--version")).map(drop).map_err(|problem| {
+        format!("a static binary needs a C compiler for musl (Debian: apt-get install musl-tools): {problem}")
+    })
+}
+
 fn build(root: &Path, epoch: &str) -> Outcome<PathBuf> {
+    require_target()?;
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
         .map_err(|_| "neither CARGO_HOME nor HOME is set".to_owned())?;
@@ -80,9 +95,7 @@ fn build(root: &Path, epoch: &str) -> Outcome<PathBuf> {
         .status()
         .map_err(|error| format!("cannot run cargo: {error}"))?;
     if !status.success() {
-        return Err(format!(
-            "the build failed; it needs `rustup target add {TARGET}` and musl-gcc (Debian: musl-tools)"
-        ));
+        return Err(format!("the build for {TARGET} failed"));
     }
     Ok(root.join("target").join(TARGET).join("release/lowkey"))
 }
@@ -144,23 +157,85 @@ fn archive(out: &Path, deb_root: &Path, name: &str, root: &Path, epoch: &str) ->
 
 fn debian(out: &Path, deb_root: &Path, version: &str, root: &Path, epoch: &str) -> Outcome {
     copy(&root.join("packaging/lowkey.service"), &deb_root.join("lib/systemd/system/lowkey.service"), 0o644)?;
-    copy(&root.join("packaging/lowkey.env"), &deb_root.join("etc/lowkey/lowkey.env"), 0o640)?;
     for script in ["postinst", "prerm", "postrm"] {
         copy(&root.join("packaging/debian").join(script), &deb_root.join("DEBIAN").join(script), 0o755)?;
     }
-    write(&deb_root.join("DEBIAN/conffiles"), "/etc/lowkey/lowkey.env\n")?;
+    write(&deb_root.join("DEBIAN/conffiles"), format!("/{SETTINGS}\n"))?;
     // Debian sorts 1.0.0~rc.1 before 1.0.0.
     let version = version.replacen('-', "~", 1);
+    let date = run(Command::new("date").env("LC_ALL", "C").args(["-u", "-R", "-d", &format!("@{epoch}")]))?;
+    let changes = format!(
+        "lowkey ({version}) stable; urgency=medium\n\n  * What is new: see CHANGELOG.md.gz beside this file.\n\n \
+         -- {MAINTAINER}  {}\n",
+        date.trim()
+    );
+    let changelog = deb_root.join("usr/share/doc/lowkey/changelog");
+    write(&changelog, changes)?;
+    // Debian wants texts that grow, and manuals, compressed; -n leaves the time out.
+    let compress = "find usr/share/man usr/share/doc/lowkey/changelog usr/share/doc/lowkey/CHANGELOG.md -type f \
+                    -exec gzip -9n {} +";
+    run(Command::new("sh").current_dir(deb_root).args(["-c", compress]))?;
     let size = run(Command::new("du").args(["-sk", "--apparent-size"]).arg(deb_root))?;
     let size = size.split_whitespace().next().unwrap_or_default();
-    let control =
-        read(&root.join("packaging/debian/control"))?.replace("@VERSION@", &version).replace("@SIZE@", size);
+    let control = read(&root.join("packaging/debian/control"))?
+        .replace("@VERSION@", &version)
+        .replace("@SIZE@", size)
+        .replace("@MAINTAINER@", MAINTAINER);
     write(&deb_root.join("DEBIAN/control"), control)?;
     run(Command::new("chmod").args(["-R", "u+rwX,go+rX,go-w"]).arg(deb_root))?;
+    // Behind that, or everybody could read it: it may have secrets.
+    copy(&root.join("packaging/lowkey.env"), &deb_root.join(SETTINGS), 0o640)?;
+    run(Command::new("chmod").args(["755", "etc", "etc/lowkey"]).current_dir(deb_root))?;
     run(Command::new("dpkg-deb")
         .env("SOURCE_DATE_EPOCH", epoch)
         .args(["--root-owner-group", "-Zxz", "--build"])
         .arg(deb_root)
         .arg(out.join(format!("lowkey_{version}_amd64.deb"))))
     .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the package has, from a program that is none: everything else is as in a release.
+    #[test]
+    fn the_package_keeps_settings_to_itself_and_compresses_what_debian_wants() {
+        if Command::new("dpkg-deb").arg("--version").output().is_err() {
+            assert!(std::env::var_os("LOWKEY_REQUIRE_ALL").is_none(), "there is no dpkg-deb");
+            println!("skipped: there is no dpkg-deb");
+            return;
+        }
+        let packages = [1, 2].map(|round| {
+            let out = root().join(format!("target/tmp/deb-{}-{round}", std::process::id()));
+            let deb_root = out.join("deb");
+            copy(Path::new("/bin/true"), &deb_root.join("usr/bin/lowkey"), 0o755).unwrap();
+            write(&deb_root.join("usr/share/man/man1/lowkey.1"), ".TH LOWKEY 1\n").unwrap();
+            copy(&root().join("CHANGELOG.md"), &deb_root.join(NEWS), 0o644).unwrap();
+            debian(&out, &deb_root, "1.2.3-rc.4", &root(), "1700000000").unwrap();
+            let package = out.join("lowkey_1.2.3~rc.4_amd64.deb");
+            let listed = run(Command::new("dpkg-deb").arg("--contents").arg(&package)).unwrap();
+            let control = run(Command::new("dpkg-deb").arg("--field").arg(&package)).unwrap();
+            let bytes = fs::read(&package).unwrap();
+            fs::remove_dir_all(&out).unwrap();
+            (listed, control, bytes)
+        });
+        let [(listed, control, bytes), (_, _, again)] = packages;
+        let has = |mode: &str, path: &str| {
+            let found = listed.lines().any(|line| line.starts_with(mode) && line.ends_with(path));
+            assert!(found, "{path} with {mode} is not in\n{listed}");
+        };
+        has("-rw-r----- root/root", "./etc/lowkey/lowkey.env");
+        has("drwxr-xr-x root/root", "./etc/lowkey/");
+        has("-rw-r--r-- root/root", "./usr/share/man/man1/lowkey.1.gz");
+        has("-rw-r--r-- root/root", "./usr/share/doc/lowkey/changelog.gz");
+        has("-rw-r--r-- root/root", "./usr/share/doc/lowkey/CHANGELOG.md.gz");
+        has("-rw-r--r-- root/root", "./lib/systemd/system/lowkey.service");
+        has("-rwxr-xr-x root/root", "./usr/bin/lowkey");
+        assert!(
+            control.contains("\nVersion: 1.2.3~rc.4\n")
+                && control.contains("\nRecommends: ca-certificates\n")
+        );
+        assert!(bytes == again, "the same commit gives the same bytes");
+    }
 }
