@@ -16,7 +16,7 @@ use crate::shelf::{Shelf, read_only};
 /// What is asked for: everything that is given must be so.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
-    /// Of this lock.
+    /// Of this lock; with a `/` at its end, of all locks below it.
     pub lock: Option<String>,
     /// Of this owner.
     pub owner: Option<String>,
@@ -191,8 +191,14 @@ fn rows(
     if !query.newest_first && query.after > Position::default() {
         must("id > ?", Value::Integer(id_of(connection, query.after)?));
     }
-    if let Some(lock) = &query.lock {
-        must("lock = ?", Value::Text(lock.clone()));
+    match query.lock.as_deref() {
+        // All that begins so, in the order of bytes: up to what follows the slash.
+        Some(lock) if lock.ends_with('/') => {
+            must("lock >= ?", Value::Text(lock.to_owned()));
+            must("lock < ?", Value::Text(format!("{}0", &lock[..lock.len() - 1])));
+        }
+        Some(lock) => must("lock = ?", Value::Text(lock.to_owned())),
+        None => {}
     }
     if let Some(token) = query.token {
         must("token = ?", Value::Integer(signed(token)));

@@ -105,11 +105,18 @@ fn rows_are_found_by_what_is_asked_for_and_page_by_page() {
         let lock = if token % 2 == 0 { "even" } else { "odd" };
         feed.applied(token, token + 1, vec![(token + 1, 1, ended(lock, token))]);
     }
-    recorded(&feed, 51);
+    for (token, lock) in
+        [(51, "billing"), (52, "billing/a"), (53, "billing/b/c"), (54, "billing2"), (55, "billing0")]
+    {
+        feed.applied(token, token + 1, vec![(token + 1, 1, ended(lock, token))]);
+    }
+    recorded(&feed, 56);
     let ask = |query: Query| tokens(&find(folder.path(), &query));
+    assert_eq!(ask(Query { lock: Some("billing/".into()), ..all() }), [52, 53], "what is below it");
+    assert_eq!(ask(Query { lock: Some("billing".into()), ..all() }), [51], "itself");
     assert_eq!(ask(Query { token: Some(7), ..all() }), [7]);
     assert_eq!(ask(Query { lock: Some("even".into()), ..all() }).len(), 25);
-    assert_eq!(ask(Query { owner: Some("worker-1".into()), ..all() }).len(), 17);
+    assert_eq!(ask(Query { owner: Some("worker-1".into()), ..all() }).len(), 19);
     assert_eq!(ask(Query { cause: Some(Cause::Released), ..all() }), []);
     assert_eq!(ask(Query { since_unix_ms: Some(unix_ms() + 60_000), ..all() }), []);
     let newest = Query { lock: Some("odd".into()), newest_first: true, count_max: 2, ..all() };
@@ -123,8 +130,8 @@ fn rows_are_found_by_what_is_asked_for_and_page_by_page() {
             break;
         }
     }
-    assert_eq!(seen, (1..=50).collect::<Vec<_>>());
-    assert_eq!(after, Position::end_of(51));
+    assert_eq!(seen, (1..=55).collect::<Vec<_>>());
+    assert_eq!(after, Position::end_of(56));
 }
 
 #[test]

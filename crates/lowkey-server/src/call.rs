@@ -177,7 +177,7 @@ macro_rules! calls {
                 }
                 // Lists grants that are over: those of one lock, or all. Other nodes are asked with number 40, for what this one has not.
                 QueryAudit(v1::QueryAuditRequest) -> v1::QueryAuditResponse {
-                    node: { changes: false, place: Prefix(lock_name), needs: audit }
+                    node: { changes: false, place: NameOrBelow(lock_name), needs: audit }
                     grpc: { query_audit }
                     http: { GET "/v1/audit" "" }
                     session: {}
@@ -514,6 +514,12 @@ macro_rules! place {
     (Prefix($prefix:expr)) => {
         Place::Prefix(&$prefix)
     };
+    (NameOrBelow($name:expr)) => {
+        match $name.is_empty() || $name.ends_with('/') {
+            true => Place::Prefix(&$name),
+            false => Place::Name(&$name),
+        }
+    };
     (Lease($lease:expr)) => {
         Place::Lease(LeaseId($lease))
     };
@@ -562,6 +568,11 @@ mod tests {
         assert_eq!(v1::RenewLeaseRequest { lease_id: 7, holds: None }.place(), Place::Lease(LeaseId(7)));
         let list = v1::ListLocksRequest { prefix: "jobs/".into(), ..Default::default() };
         assert_eq!(list.place(), Place::Prefix("jobs/"));
+        let audit =
+            |lock_name: &str| v1::QueryAuditRequest { lock_name: lock_name.into(), ..Default::default() };
+        assert_eq!(audit("").place(), Place::Prefix(""));
+        assert_eq!(audit("jobs/").place(), Place::Prefix("jobs/"));
+        assert_eq!(audit("jobs").place(), Place::Name("jobs"), "a grant on jobs is enough for it");
         assert_eq!(proto::ReadRevisionRequest {}.place(), Place::Root);
     }
 }

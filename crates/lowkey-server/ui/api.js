@@ -54,8 +54,31 @@ export class ApiError extends Error {
   }
 }
 
+const me = () => call("GET", "/v1/access/whoami").catch(() => ({}));
+
 /** Who this page is to the cluster; nothing where nobody is asked. */
-export const whoAmI = async () => (await call("GET", "/v1/access/whoami").catch(() => ({}))).principal ?? "";
+export const whoAmI = async () => (await me()).principal ?? "";
+
+/** What to ask for, to see all that begins with a prefix and that one may `verb`: { prefixes, names }. A grant covers
+ * a name and all below it. Where nothing is granted, the node is asked as it stands, and says why not. */
+export async function mine(verb, prefix) {
+  const { required, grants } = await me();
+  const all = (grants ?? []).filter((grant) => grant.verbs.includes(verb)).map((grant) => grant.path);
+  if (!required || all.includes("/")) return { prefixes: [prefix], names: [] };
+  const [prefixes, names] = [[], []];
+  for (const path of all.filter((path) => !all.some((other) => path.startsWith(`${other}/`)))) {
+    const below = `${path}/`;
+    if (prefix.startsWith(below)) prefixes.push(prefix);
+    else if (path.startsWith(prefix)) {
+      prefixes.push(below);
+      names.push(path);
+    }
+  }
+  return prefixes.length ? { prefixes, names } : { prefixes: [prefix], names };
+}
+
+/** So many streams a view may have open: browsers allow six connections to a node, and reads need some. */
+export const STREAMS = 2;
 
 /** As whom this page acts, in events. A principal acts as itself or as something below it. */
 export async function actor() {
@@ -165,6 +188,9 @@ export async function* events(path, params, signal) {
     if (found.length) yield found;
   }
 }
+
+/** Where a watch goes on behind an event. Positions are texts for the node to read, not numbers: theirs are too large. */
+export const behind = (event) => ({ after: event.position || `${event.revision}.${event.ordinal}` });
 
 /** Resolves after some time, or when the signal aborts. */
 export const pause = (ms, signal) => new Promise((resolve) => {

@@ -72,6 +72,9 @@ export const lockLink = (text, props) => h("a", { href: `#/lock/${encodeURICompo
 export const leaseLink = (lease) => h("a", { href: `#/session/${encodeURIComponent(lease)}`, class: "number" }, lease);
 export const ownerLink = (owner) => h("a", { href: `#/sessions?owner=${encodeURIComponent(owner)}` }, name(owner));
 
+/** Orders tokens, leases and revisions: texts of digits that no number of this language can tell apart. */
+export const byNumber = (one, other) => one.length - other.length || (one < other ? -1 : one > other ? 1 : 0);
+
 const NUMBER = new Intl.NumberFormat("en");
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 

@@ -1,15 +1,17 @@
 // All locks under a prefix, as they are now: listed once, then kept true by a watch.
 //
 // The watch begins where the first page of the list was true, so nothing falls between the two. What a read
-// told already is not applied again: each lock remembers as of which revision it is known.
+// told already is not applied again: each lock remembers as of which revision it is known. Revisions do not fit into
+// a number: a cluster's first may be above 2^56.
 
-import { ApiError, events, get, pause } from "./api.js";
+import { ApiError, STREAMS, behind, events, get, mine, pause } from "./api.js";
 
 const PAGE = 500;
 /** How often listeners are called at most. */
 const TELL_MS = 100;
 const RETRY_MS = 1000;
 const POLL_MS = 5000;
+const NAMES_MS = 2000;
 const DOUBT_MS = 500;
 const DOUBTS = 20;
 /** Below this many locks the whole tree is open at first. */
@@ -97,8 +99,11 @@ class Branch {
 class LockStore {
   constructor(prefix) {
     this.prefix = prefix;
+    /** What is read of it: all, unless access says less. Single names are not watched. */
+    this.prefixes = [prefix];
+    this.names = [];
     this.listeners = new Set();
-    /** True if these locks may be read and not watched. */
+    /** True if these locks may be read and not watched, or are too many to watch. */
     this.isPolled = false;
     this.reset();
   }
@@ -112,7 +117,6 @@ class LockStore {
     this.error = null;
     /** False if the node has lost touch with the leader. */
     this.inTouch = true;
-    this.revision = 0;
     /** Rises with every change. */
     this.version = 0;
     this.doubted = new Set();
@@ -142,57 +146,87 @@ class LockStore {
   }
 
   async run(signal) {
-    let after = null;
+    let streams = null;
     while (!signal.aborted) {
+      const round = new AbortController();
+      const both = AbortSignal.any([signal, round.signal]);
       try {
-        if (!after) after = { from: await this.list(signal) };
-        for await (const some of events("/v1/watch", { prefix: this.prefix, ...after }, signal)) {
-          if (this.state !== "live") Object.assign(this, { state: "live", error: null });
-          for (const event of some) {
-            this.apply(event);
-            after = { after: `${event.revision}.${event.ordinal}` };
-          }
-          this.changed();
-        }
+        streams ??= await this.list(signal);
+        this.isPolled = streams.length > STREAMS;
+        if (this.isPolled) {
+          streams = null;
+          await pause(POLL_MS, signal);
+        } else await Promise.all([...streams.map((stream) => this.watch(stream, both)), this.pollNames(both)]);
       } catch (error) {
         if (signal.aborted) return;
         // Who may read and not watch gets a list from time to time.
         if (error.isRefusal && this.state === "live") {
           this.isPolled = true;
-          after = null;
+          streams = null;
           await pause(POLL_MS, signal);
           continue;
         }
         // The position is gone, or never was with this cluster: list anew, and show nothing old meanwhile.
-        if (error instanceof ApiError && error.status >= 400) after = null;
+        if (error instanceof ApiError && error.status >= 400) streams = null;
         Object.assign(this, { state: "lost", error });
         this.changed();
         await pause(RETRY_MS, signal);
+      } finally {
+        round.abort();
       }
     }
   }
 
-  async list(signal) {
-    let page = { watchFrom: "", nextPageToken: "" };
-    let from = "";
-    const open = new Set(this.openPaths());
-    do {
-      page = await get("/v1/locks", { prefix: this.prefix, page_size: PAGE, page_token: page.nextPageToken }, signal);
-      if (!from) {
-        this.reset();
-        from = page.watchFrom;
-        this.revision = Number(from) - 1;
+  async watch(stream, signal) {
+    while (!signal.aborted) {
+      for await (const some of events("/v1/watch", { prefix: stream.prefix, ...stream.position }, signal)) {
+        if (this.state !== "live") Object.assign(this, { state: "live", error: null });
+        for (const event of some) {
+          this.apply(event);
+          stream.position = behind(event);
+        }
+        this.changed();
       }
-      for (const told of page.locks) this.put(told);
-      this.changed();
-    } while (page.nextPageToken);
+    }
+  }
+
+  async pollNames(signal) {
+    while (this.names.length && !signal.aborted) {
+      await pause(NAMES_MS, signal);
+      await this.readNames(signal);
+    }
+  }
+
+  async readNames(signal) {
+    for (const lockName of this.names) this.put(await get("/v1/lock", { name: lockName }, signal), true);
+  }
+
+  /** Reads all; gives where to watch from. */
+  async list(signal) {
+    const { prefixes, names } = await mine("read", this.prefix);
+    const streams = [];
+    const open = new Set(this.openPaths());
+    for (const prefix of prefixes) {
+      let page = { nextPageToken: "" };
+      let position;
+      do {
+        page = await get("/v1/locks", { prefix, page_size: PAGE, page_token: page.nextPageToken }, signal);
+        if (!streams.length && !position) this.reset();
+        position ??= page.watchAfter ? { after: page.watchAfter } : { from: page.watchFrom };
+        for (const told of page.locks) this.put(told);
+        this.changed();
+      } while (page.nextPageToken);
+      streams.push({ prefix, position });
+    }
+    Object.assign(this, { prefixes, names });
+    await this.readNames(signal);
     if (open.size) this.reopen(this.root, open);
     else if (this.locks.size <= FEW) this.openAll(this.root);
     else if (this.root.children.size === 1) this.root.inOrder()[0].setOpen(true);
     this.root.opensNew = this.locks.size <= FEW;
     this.state = "live";
     this.changed();
-    return from;
+    return streams;
   }
 
   openPaths(branch = this.root) {
@@ -222,7 +256,7 @@ class LockStore {
     let lock = this.locks.get(lockName);
     if (!lock) {
       const branch = this.branch(lockName);
-      lock = { name: lockName, holders: [], waiters: [], holderCount: 0, waiterCount: 0, asOf: 0, readAt: 0, last: 0, coveredBy: "", branch, counted: 0 };
+      lock = { name: lockName, holders: [], waiters: [], holderCount: 0, waiterCount: 0, asOf: 0n, readAt: 0, last: 0n, coveredBy: "", branch, counted: 0 };
       branch.lock = lock;
       branch.add(1, 0);
       this.locks.set(lockName, lock);
@@ -242,11 +276,12 @@ class LockStore {
     }
   }
 
-  /** Takes in what a read told. What happened since is not undone by it. */
-  put(told) {
-    const revision = Number(told.revision);
+  /** Takes in what a read told. What happened since is not undone by it: while locks are watched, events alone tell of
+   * one that was not there. */
+  put(told, isUnwatched = false) {
+    const revision = BigInt(told.revision);
     const known = this.locks.get(told.lockName);
-    if (known ? revision < Math.max(known.asOf, known.last) : this.state === "live" && revision < this.revision) return;
+    if (known ? revision < known.asOf || revision < known.last : this.state === "live" && !isUnwatched) return;
     const lock = this.make(told.lockName);
     const { holders, waiters, holderCount, waiterCount, coveredBy } = told;
     Object.assign(lock, { holders, waiters, holderCount, waiterCount, coveredBy, asOf: revision, readAt: Date.now() });
@@ -260,8 +295,7 @@ class LockStore {
   }
 
   apply(event) {
-    const revision = Number(event.revision);
-    this.revision = Math.max(this.revision, revision);
+    const revision = BigInt(event.revision);
     this.inTouch = event.inTouch;
     if (!event.name) return;
     const known = this.locks.get(event.name);

@@ -37,10 +37,21 @@ fn a_reader_sees_its_own_and_an_admin_acts() {
     let Some(stage) = Stage::set(1) else { return };
     let browser = &stage.browser;
     let lease = stage.lease("billing/worker");
-    stage.hold("billing/nightly", "billing/worker", lease, "");
-    stage.hold("secret/plan", "billing/worker", lease, "");
+    for lock in ["billing/nightly", "billing", "secret/plan", "billing-secret"] {
+        stage.hold(lock, "billing/worker", lease, "");
+    }
+    stage.hold("billing/leader", "billing/worker", lease, "10.0.0.1:80");
+    stage.hold("secret/leader", "billing/worker", lease, "10.0.0.2:80");
+    let ended = stage.lease("other");
+    for lock in ["billing/over", "secret/over"] {
+        stage.hold(lock, "other", ended, "");
+        stage.release(lock, ended);
+    }
     let admin = stage.principal("ops", "/", "acquire,read,watch,admin");
-    let reader = stage.principal("billing", "billing", "read,watch");
+    let reader = stage.principal("billing", "billing", "read,watch,audit");
+    let many = stage.principal("many", "billing", "read,watch");
+    stage.access(&["grant", "many", "reports", "read,watch"]);
+    stage.access(&["grant", "many", "deploy", "read,watch"]);
     stage.access(&["require"]);
 
     stage.show("locks?prefix=billing%2F");
@@ -49,11 +60,35 @@ fn a_reader_sees_its_own_and_an_admin_acts() {
     stage.log_in(&reader);
     browser.wait_text(".row", "nightly");
     browser.wait_text("#login", "Log out billing");
-    // What it may not see is not there, in any view; and the node says so, not the page.
-    for view in ["locks", "elections", "lock/secret%2Fplan", ""] {
+    // What it may see is there without being asked for, in every view, and nothing else is.
+    for (view, told) in [
+        ("locks", "nightly"),
+        ("locks", "3 locks under “billing/”"),
+        ("locks?sort=oldest", "billing/leader"),
+        ("locks?prefix=bill", "nightly"),
+        ("elections", "10.0.0.1:80"),
+        ("audit", "billing/over"),
+        ("sessions", "billing/worker"),
+        ("sessions?owner=billing%2Fworker", "600 s"),
+        ("lock/billing", "billing/worker"),
+    ] {
+        stage.show(view);
+        browser.wait_text("main", told);
+        assert!(!browser.text("main").contains("secret"), "{view}: {}", browser.text("main"));
+    }
+    stage.show("");
+    browser.wait_text("main", "Only what is under “billing/”.");
+    stage.hold_as(&admin, "secret/news", "ops");
+    let feed = "return document.querySelector('.news').textContent.includes('billing/news')";
+    crate::harness::eventually("the feed tells of what is its own", || {
+        stage.hold_as(&admin, "billing/news", "ops");
+        (browser.run(feed, json!([])) == true).then_some(())
+    });
+    assert!(!browser.text("main").contains("secret"), "{}", browser.text("main"));
+    // What it may not see, the node says, not the page.
+    for view in ["lock/secret%2Fplan", "locks?prefix=secret", "audit?lock=secret%2Fplan"] {
         stage.show(view);
         browser.wait_text("main", "You may not");
-        assert!(!browser.text("main").contains("nightly-secret"), "{view}");
         assert!(!browser.text("main").contains("billing/worker"), "{view}: {}", browser.text("main"));
     }
     stage.show("cluster");
@@ -67,10 +102,19 @@ fn a_reader_sees_its_own_and_an_admin_acts() {
     browser.click("#login");
     browser.wait_text(".empty", "Log in to see the nodes.");
     browser.click("#login");
+    stage.log_in(&many);
+    browser.wait_text("#login", "Log out many");
+    stage.show("locks");
+    browser.wait_text(".row", "nightly");
+    browser.wait_text(".summary", "“billing/”, “deploy/”, “reports/”");
+    browser.wait_text(".summary", "listed anew every 5 s");
+    browser.click("#login");
+    browser.wait_text(".empty", "Log in to see locks.");
+    browser.click("#login");
     stage.log_in(&admin);
     browser.wait_text("#login", "Log out ops");
     stage.show(&format!("session/{lease}"));
-    browser.wait_text("h2", "Holds 2 locks");
+    browser.wait_text("h2", "Holds 6 locks");
     browser.click("#revoke");
     browser.click("dialog .danger");
     browser.wait_text(".empty", "This lease is over.");

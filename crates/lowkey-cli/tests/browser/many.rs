@@ -77,7 +77,7 @@ fn with_commas(count: usize) -> String {
     if count < 1000 { count.to_string() } else { format!("{},{:03}", count / 1000, count % 1000) }
 }
 
-async fn hold_many(client: &Client, count: usize) -> Vec<lowkey_client::LockGuard> {
+pub(crate) async fn hold_many(client: &Client, count: usize) -> Vec<lowkey_client::LockGuard> {
     let mut guards = Vec::with_capacity(count);
     for lease in 0..LEASES {
         let session = client.session(TTL).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::driver::Browser;
-use crate::harness::{Cluster, Node};
+use crate::harness::{Cluster, Node, http_with};
 
 /// Long enough that nothing runs out while a slow machine looks.
 const TTL_SECONDS: u64 = 600;
@@ -22,6 +22,12 @@ impl Stage {
         let browser = Browser::start()?;
         let cluster = Cluster::start(nodes);
         Some(Self { cluster, browser })
+    }
+
+    /// Beside a cluster that its nodes have formed: its revisions, tokens and leases begin near 2^57.
+    pub(crate) fn formed(nodes: usize) -> Option<Self> {
+        let browser = Browser::start()?;
+        Some(Self { cluster: Cluster::formed(nodes), browser })
     }
 
     pub(crate) fn node(&self) -> &Node {
@@ -64,6 +70,20 @@ impl Stage {
         )
         .unwrap();
         stream
+    }
+
+    /// A lock held and given back by somebody who shows a token.
+    pub(crate) fn hold_as(&self, bearer: &str, lock: &str, owner: &str) {
+        let ask = |path: &str, body: Value| {
+            let headers = format!("authorization: Bearer {bearer}\r\ncontent-type: application/json\r\n");
+            let answer =
+                http_with(self.node().ports.http, "POST", path, &headers, body.to_string().as_bytes())
+                    .unwrap();
+            assert_eq!(answer.status, 200, "{path}: {}", answer.json());
+            answer.json()
+        };
+        let held = ask("/v1/lock/acquire", json!({ "lockName": lock, "ownerId": owner, "ttlSeconds": 60 }));
+        ask("/v1/lock/release", json!({ "lockName": lock, "leaseId": held["leaseId"] }));
     }
 
     pub(crate) fn release(&self, lock: &str, lease: u64) {

@@ -165,15 +165,92 @@ fn an_admin_revokes_and_transfers_behind_a_question() {
     stage.assert_no_complaints();
 }
 
+/// More rows than the audit view shows at once.
+const ENDED: usize = 600;
+
 #[test]
-fn the_audit_view_says_what_there_is() {
+fn the_audit_view_shows_the_last_that_ended_and_finds_what_is_asked_for() {
     let Some(stage) = Stage::set(1) else { return };
+    let browser = &stage.browser;
     stage.show("audit");
-    if stage.node().http("GET", "/v1/audit", "").unwrap().0 == 404 {
-        stage.browser.wait_text(".empty", "This node keeps no audit trail.");
-    } else {
-        stage.browser.wait_text(".empty", "Nothing was found.");
+    browser.wait_text(".empty", "Nothing was found.");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", stage.node().ports.grpc);
+    runtime.block_on(async {
+        let client = lowkey_client::Client::connect([endpoint]).await.unwrap();
+        let guards = crate::many::hold_many(&client, ENDED).await;
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+    });
+    let lease = stage.lease("worker-1");
+    let token = stage.hold("billing/nightly", "worker-1", lease, "");
+    stage.release("billing/nightly", lease);
+    let first = "return document.querySelector('tbody tr')?.textContent.includes(arguments[0]) && \
+                 document.querySelectorAll('tbody tr').length";
+    // Asked for anew: nothing tells a search that there is more by now.
+    stage.show("audit?");
+    assert_eq!(browser.wait("the last that ended is the first", first, json!(["billing/nightly"])), 500);
+    browser.wait_text("main", "The last 500: there are more.");
+    for (search, rows) in [
+        ("lock=billing%2Fnightly".to_owned(), 1),
+        ("owner=worker-1".to_owned(), 1),
+        (format!("token={token}"), 1),
+        ("lock=billing%2F&cause=released&since=3600".to_owned(), 1),
+        ("lock=shop%2F".to_owned(), 500),
+        ("lock=shop%2Forders%2F000007".to_owned(), 1),
+    ] {
+        let told = if search.contains("shop") { "shop/orders/" } else { "billing/nightly" };
+        stage.show(&format!("audit?{search}"));
+        assert_eq!(browser.wait(&search, first, json!([told])), rows, "{search}");
     }
+    stage.show("audit?owner=nobody");
+    browser.wait_text(".empty", "Nothing was found.");
+    stage.show("audit?token=x");
+    browser.wait_text(".empty", "That cannot be searched for.");
+    stage.assert_no_complaints();
+}
+
+#[test]
+fn numbers_above_what_a_browser_can_count_with_are_told_exactly() {
+    let Some(stage) = Stage::formed(3) else { return };
+    let browser = &stage.browser;
+    let lease = stage.lease("worker-1");
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        tokens.push(stage.hold("billing/nightly", "worker-1", lease, ""));
+        stage.release("billing/nightly", lease);
+    }
+    tokens.push(stage.hold("billing/nightly", "worker-1", lease, ""));
+    assert!(tokens[0] > 1 << 53, "this is about large numbers: {tokens:?}");
+
+    stage.show("locks");
+    browser.wait("the lock", ROW, json!(["nightly", "worker-1", tokens[3].to_string()]));
+    // Revisions that differ by less than a double tells apart. Nothing is read anew meanwhile.
+    let script = "const { open } = await import('/ui/locks.js');
+        const [store] = open('');
+        const lock = store.locks.get('billing/nightly');
+        const told = { lockName: 'other', holders: [{ fencingToken: '1' }], waiters: [], holderCount: 1, waiterCount: 0, coveredBy: '', revision: args[0] };
+        store.put(told, true);
+        store.apply({ type: 'RELEASED', name: 'other', fencingToken: '1', revision: args[1], inTouch: true });
+        return [lock.holders.length, store.locks.has('other')];";
+    let revision = 1_u64 << 57;
+    let seen = browser.run_async(script, json!([revision.to_string(), (revision + 1).to_string()]));
+    assert_eq!(seen, json!([1, false]), "a release one revision later counts");
+
+    stage.show("lock/billing%2Fnightly");
+    let order = "const told = [...document.querySelectorAll('.story .number')].map((it) => it.textContent); \
+                 return told.length >= arguments[0].length && told.join() === arguments[0].join()";
+    // Each grant tells its token and its lease.
+    let told: Vec<String> =
+        tokens.iter().rev().flat_map(|token| [token.to_string(), lease.to_string()]).collect();
+    browser.wait("its story, the last grant first", order, json!([told]));
+    std::thread::sleep(Duration::from_secs(2));
+    let asked = "return performance.getEntriesByType('resource').filter((it) => it.name.includes('/v1/watch')).length";
+    let asked = browser.run(asked, json!([])).as_u64().unwrap();
+    assert!(asked < 10, "it asked {asked} times where to begin");
+    stage.show(&format!("audit?token={}", tokens[0]));
+    browser.wait("the grant", ROW, json!(["billing/nightly", tokens[0].to_string()]));
     stage.assert_no_complaints();
 }
 

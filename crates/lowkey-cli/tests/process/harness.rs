@@ -428,6 +428,26 @@ impl Cluster {
         cluster
     }
 
+    /// Nodes that are started empty with `--cluster-of`, and form a cluster.
+    pub(crate) fn formed(size: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let secret = folder.path().join("secret");
+        std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n").unwrap();
+        let mut nodes: Vec<Node> =
+            (1..=size).map(|number| Node::new(folder.path(), &format!("n{number}"), &[])).collect();
+        let join: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.ports.grpc)).collect();
+        let (join, of, secret) = (join.join(","), size.to_string(), secret.display().to_string());
+        for node in &mut nodes {
+            node.set_flags(&["--cluster-of", &of, "--join", &join, "--form-secret-file", &secret]);
+            node.start();
+        }
+        let cluster = Self { nodes, folder };
+        // Before there is a cluster, no status is told.
+        cluster.nodes.iter().for_each(Node::wait_ready);
+        cluster.wait_whole();
+        cluster
+    }
+
     /// One more node joins; it votes when this is done.
     pub(crate) fn join(&mut self) {
         self.add(|_, _| {});

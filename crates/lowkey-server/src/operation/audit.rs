@@ -33,7 +33,10 @@ impl Answer for QueryAuditRequest {
 pub(crate) fn audit_query(request: &QueryAuditRequest) -> Result<Query, Invalid> {
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     if !request.lock_name.is_empty() {
-        LockName::parse(&request.lock_name)?;
+        LockName::parse(request.lock_name.strip_suffix('/').unwrap_or(&request.lock_name))?;
+    }
+    if request.newest_first && !request.after.is_empty() {
+        return Err(Invalid::new("after", "cannot be given with newest_first, which has one page"));
     }
     if !request.owner_id.is_empty() {
         OwnerId::parse(&request.owner_id)?;
@@ -63,6 +66,7 @@ pub(crate) fn audit_query(request: &QueryAuditRequest) -> Result<Query, Invalid>
         cause,
         after,
         count_max: page_size(request.page_size)?,
+        newest_first: request.newest_first,
         ..Query::default()
     })
 }

@@ -54,7 +54,10 @@ impl Service {
         let mut page = own;
         for other in others {
             if let Some(theirs) = self.ask_other(other, permitted).await {
-                page = merged(page, theirs);
+                page = match request.newest_first {
+                    false => merged(page, theirs),
+                    true => merged_newest(page, theirs),
+                };
             }
             if page.gaps.is_empty() {
                 break;
@@ -179,6 +182,23 @@ fn merged(own: QueryAuditResponse, theirs: QueryAuditResponse) -> QueryAuditResp
     QueryAuditResponse { grants, through: end.to_string(), gaps, more }
 }
 
+/// The same for the last grants, the last first: as far back as both have looked.
+fn merged_newest(own: QueryAuditResponse, theirs: QueryAuditResponse) -> QueryAuditResponse {
+    let begin = |page: &QueryAuditResponse| match page.grants.last() {
+        Some(oldest) if page.more => position(&oldest.position),
+        _ => Position { revision: 0, ordinal: 0 },
+    };
+    let begin = begin(&own).max(begin(&theirs));
+    let through = position(&own.through).max(position(&theirs.through)).to_string();
+    let more = own.more || theirs.more;
+    let gaps = own.gaps.iter().flat_map(|gap| common(gap, &theirs.gaps)).collect();
+    let mut grants: Vec<AuditedGrant> = own.grants.into_iter().chain(theirs.grants).collect();
+    grants.retain(|grant| position(&grant.position) >= begin);
+    grants.sort_by_key(|grant| std::cmp::Reverse(position(&grant.position)));
+    grants.dedup_by_key(|grant| position(&grant.position));
+    QueryAuditResponse { grants, through, gaps, more }
+}
+
 /// What lies in a gap here and in one there.
 fn common<'a>(own: &'a AuditGap, theirs: &'a [AuditGap]) -> impl Iterator<Item = AuditGap> + 'a {
     theirs.iter().filter_map(|gap| {
@@ -211,6 +231,14 @@ mod tests {
             gaps: gaps.iter().map(gap).collect(),
             more: false,
         }
+    }
+
+    #[test]
+    fn the_last_grants_of_two_nodes_are_merged_as_far_back_as_both_have_looked() {
+        let own = page(&[9, 3, 2], "10", &[(3, 8)]);
+        let part = QueryAuditResponse { more: true, ..page(&[9, 6, 4], "10", &[]) };
+        let both = QueryAuditResponse { more: true, ..page(&[9, 6, 4], "10", &[]) };
+        assert_eq!(merged_newest(own, part), both);
     }
 
     #[test]

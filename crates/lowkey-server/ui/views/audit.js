@@ -1,13 +1,10 @@
 // What happened, from the audit trail.
 
-import { get } from "../api.js";
-import { badge, empty, exactTime, h, lockLink, ownerLink, plural, show, span, table } from "../dom.js";
+import { get, mine } from "../api.js";
+import { badge, byNumber, empty, exactTime, h, lockLink, ownerLink, plural, show, span, table } from "../dom.js";
 
 const MOST = 500;
-const PAGE = 1000;
-/** So much of the trail is read for one search. */
-const PAGES = 30;
-const FIELDS = [["lock", "Lock", "billing/nightly"], ["owner", "Owner", "worker-1"], ["token", "Token", "42"]];
+const FIELDS = [["lock", "Lock", "billing/nightly, billing/"], ["owner", "Owner", "worker-1"], ["token", "Token", "42"]];
 const TIMES = [["", "any time"], ["3600", "the last hour"], ["86400", "the last day"], ["604800", "the last week"]];
 const CAUSES = ["", "released", "expired", "revoked", "held_too_long", "cluster_recovered"];
 const KINDS = { released: "calm", expired: "bad", revoked: "bad", held_too_long: "warn", cluster_recovered: "warn" };
@@ -41,38 +38,41 @@ export default function audit({ main, query, setQuery, signal }) {
   search();
 }
 
-/** Reads the trail from its beginning, and keeps the last of what was found: { rows, gaps, more }. */
+/** The last of what matches: { rows, gaps, more, prefixes }. */
 async function ask({ lock, owner, token, since, cause }, signal) {
   const from = since ? Date.now() - Number(since) * 1000 : "";
-  const found = { rows: [], gaps: new Map(), isCut: false, more: false };
-  let after = "";
-  for (let page = 0; page < PAGES; page += 1) {
-    const told = await get("/v1/audit", { lock_name: lock, owner_id: owner, fencing_token: token, since_unix_ms: from, cause, after, page_size: PAGE }, signal);
-    for (const gap of told.gaps) found.gaps.set(`${gap.afterRevision}-${gap.throughRevision}`, gap);
-    found.rows.push(...told.grants);
-    if (found.rows.length > MOST) [found.rows, found.isCut] = [found.rows.slice(-MOST), true];
-    found.more = told.more;
-    if (!told.more) break;
-    after = told.through;
+  // What is asked of all locks is asked of those whose audit one may see.
+  const { prefixes, names } = lock ? { prefixes: [lock], names: [] } : await mine("audit", "");
+  const pages = [];
+  for (const name of [...prefixes, ...names]) {
+    pages.push(await get("/v1/audit", { name, owner_id: owner, fencing_token: token, since_unix_ms: from, cause, page_size: MOST, newest_first: true }, signal));
   }
-  found.rows.reverse();
-  return found;
+  const rows = pages.flatMap((page) => page.grants);
+  if (pages.length > 1) rows.sort(newest);
+  const gaps = new Map(pages.flatMap((page) => page.gaps).map((gap) => [`${gap.afterRevision}-${gap.throughRevision}`, gap]));
+  return { rows: rows.slice(0, MOST), gaps, more: rows.length > MOST || pages.some((page) => page.more), prefixes };
+}
+
+function newest(one, other) {
+  const [ones, others] = [one, other].map((row) => row.position.split("."));
+  return byNumber(others[0], ones[0]) || byNumber(others[1], ones[1]);
 }
 
 function refused(error) {
   if (error.isUnknownCall) return empty("This node keeps no audit trail.", "It is of a version without one, or was started with ", h("code", null, "--audit off"), ". What is known without it is on the page of each lock.");
-  if (error.isRefusal) return empty("You may not see the audit trail.", error.message);
+  if (error.isRefusal) return empty("You may not see this of the audit trail.", error.message);
   if (error.status === 400) return empty("That cannot be searched for.", error.message);
   return empty("The audit trail cannot be read now.", `${error.message}. Search again in a moment.`);
 }
 
-function list({ rows, gaps, isCut, more }) {
-  const holes = [...gaps.values()].map((gap) => h("li", null, `What ended in the revisions ${Number(gap.afterRevision) + 1} to ${gap.throughRevision} is not known (${gap.cause}).`));
+function list({ rows, gaps, more, prefixes }) {
+  const holes = [...gaps.values()].map((gap) => h("li", null, `What ended in the revisions ${BigInt(gap.afterRevision) + 1n} to ${gap.throughRevision} is not known (${gap.cause}).`));
   const missing = holes.length ? h("ul", { class: "weak" }, holes) : null;
   if (!rows.length) return h("div", null, empty("Nothing was found.", "The trail has grants that have ended. Search with less, or further back."), missing);
   const time = (ms) => (Number(ms) ? h("time", { title: exactTime(Number(ms)) }, exactTime(Number(ms))) : "?");
   const cells = rows.map((row) => [lockLink(row.lockName), row.fencingToken, ownerLink(row.ownerId), time(row.grantedUnixMs), Number(row.endedUnixMs) && Number(row.grantedUnixMs) ? span(row.endedUnixMs - row.grantedUnixMs) : "?", badge(KINDS[row.cause] ?? "calm", row.cause.replaceAll("_", " ")), row.perhapsUncommitted ? `perhaps never committed. ${row.detail}` : row.detail]);
-  const which = more ? "There is much more: search for less." : isCut ? `The last ${MOST}.` : plural(rows.length, "row");
+  const under = prefixes.filter(Boolean).map((it) => `“${it}”`).join(", ");
+  const which = `${more ? `The last ${MOST}: there are more` : plural(rows.length, "row")}${under && ` under ${under}`}.`;
   return h("div", null, table("Grants that ended", ["Lock", ["Token", "number"], "Owner", "Granted", "Held for", "Ended by", "Detail"], cells), h("p", { class: "weak" }, which), missing);
 }
 

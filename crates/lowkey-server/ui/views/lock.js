@@ -1,7 +1,7 @@
 // One lock: who holds it, who waits, and its story as far as somebody remembers it.
 
-import { ApiError, events, get, pause } from "../api.js";
-import { badge, clockTime, copyButton, empty, exactTime, h, leaseLink, name, ownerLink, plural, show, since, span, table } from "../dom.js";
+import { behind, events, get, pause } from "../api.js";
+import { badge, byNumber, clockTime, copyButton, empty, exactTime, h, leaseLink, name, ownerLink, plural, show, since, span, table } from "../dom.js";
 
 const STORY = 30;
 const READ_MS = 2000;
@@ -59,7 +59,7 @@ export default function lock({ main, subject, signal }) {
         for await (const some of events("/v1/watch", { name: subject, ...position }, signal)) {
           let hasNews = false;
           for (const event of some) {
-            position = { after: `${event.revision}.${event.ordinal}` };
+            position = behind(event);
             if (event.name) hasNews = note(grants, event) || hasNews;
           }
           if (hasNews) read();
@@ -67,11 +67,12 @@ export default function lock({ main, subject, signal }) {
         }
       } catch (error) {
         if (signal.aborted) return;
-        if (error instanceof ApiError && error.reason === "COMPACTED") {
-          // The node remembers from here on; what was before is only in the audit trail.
-          position = { from: String(Number(error.metadata.floor) + 1) };
+        const floor = error.reason === "COMPACTED" && error.metadata.floor;
+        if (floor && floor !== position.after) {
+          // The node remembers what is behind this; what was before is only in the audit trail.
+          position = { after: floor };
           isWhole = false;
-          if (error.metadata.floor) continue;
+          continue;
         }
         if (error.isRefusal) show(story, refused(error));
         if (error.status >= 400) await pause(5000, signal);
@@ -148,7 +149,7 @@ function note(grants, event) {
 function tell(grants, isWhole) {
   const before = isWhole ? "Before that there was nothing." : "What was before that, this node does not remember. The audit view may.";
   if (!grants.size) return h("p", { class: "weak" }, isWhole ? "Nobody has ever held it." : "Nobody has held it for as long as this node remembers.");
-  const items = [...grants.values()].sort((a, b) => Number(b.token) - Number(a.token)).slice(0, STORY).map((grant) => h("li", { class: grant.to ? "" : "now" },
+  const items = [...grants.values()].sort((a, b) => byNumber(b.token, a.token)).slice(0, STORY).map((grant) => h("li", { class: grant.to ? "" : "now" },
     h("span", { class: "when" }, h("time", { title: exactTime(grant.from) }, grant.from ? clockTime(grant.from) : "?")),
     h("span", null, ownerLink(grant.owner), " with token ", h("b", { class: "number" }, grant.token), " and lease ", leaseLink(grant.lease)),
     h("span", { class: "end" }, ending(grant))));

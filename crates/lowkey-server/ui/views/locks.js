@@ -44,7 +44,7 @@ export default function locks({ main, query, setQuery, signal }) {
     const reader = setInterval(() => readVisible(store, list), READ_MS);
     setTimeout(() => readVisible(store, list), 300);
     const unfollow = store.follow(() => {
-      setText(summary, told(store, wanted));
+      setText(summary, told(store));
       const nothing = store.locks.size === 0 && problem(store, wanted);
       // The list keeps its own elements: it is put in and taken out whole.
       if (nothing && list.element.parentNode === place) place.replaceChildren(nothing);
@@ -64,13 +64,14 @@ export default function locks({ main, query, setQuery, signal }) {
   return () => view.close();
 }
 
-function told(store, prefix) {
+function told(store) {
   const locksTold = plural(store.locks.size, "lock");
   if (store.state === "lost") return store.locks.size ? `Connection lost, retrying. These ${locksTold} are as they were.` : "";
   if (store.state === "loading") return `${locksTold} so far…`;
   const late = store.inTouch ? "" : " This node has lost touch with the leader: what you see may be late.";
-  const polled = store.isPolled ? " You may not watch them: they are listed anew every 5 s." : "";
-  return `${locksTold}${prefix ? ` under “${prefix}”` : ""}, ${plural(store.root.waiting, "place")} in queues.${late}${polled}`;
+  const polled = store.isPolled ? " They are not watched, but listed anew every 5 s." : "";
+  const under = store.prefixes.filter(Boolean).map((it) => `“${it}”`).join(", ");
+  return `${locksTold}${under && ` under ${under}`}, ${plural(store.root.waiting, "place")} in queues.${late}${polled}`;
 }
 
 /** What stands there instead of a list. */
@@ -82,7 +83,7 @@ function problem(store, prefix) {
   if (error?.status === 400) return empty("This is no prefix of a name.", error.message);
   if (error) return empty("The locks cannot be told now.", `${error.message}. It is tried again by itself.`);
   if (prefix) return empty("No lock begins with that.", "A lock exists while somebody holds it or waits for it. The search takes the beginning of a name, upper and lower case as they are.");
-  return empty("No lock is held.", "A lock exists while somebody holds it or waits for it. Try, in a terminal: ", h("code", null, "lowkey run nightly -- sleep 30"));
+  return empty(store.prefixes.includes(prefix) ? "No lock is held." : "No lock that you may see is held.", "A lock exists while somebody holds it or waits for it. Try, in a terminal: ", h("code", null, "lowkey run nightly -- sleep 30"));
 }
 
 /** Reads anew what can be seen, some at a time. */

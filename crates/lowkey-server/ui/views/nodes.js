@@ -3,7 +3,7 @@
 import { post, remove } from "../api.js";
 import { ask, cluster, follow, quorum } from "../cluster.js";
 import { confirm } from "../dialogs.js";
-import { bytes, h, latency, name, short, show } from "../dom.js";
+import { bytes, h, latency, name, show } from "../dom.js";
 import { disk, lag, lastAnswer, refused, role } from "./overview.js";
 
 export default function nodes({ main }) {
@@ -37,7 +37,7 @@ function card(status, node) {
     known ? null : h("p", { class: "problem" }, node.problem),
     h("dl", null,
       fact("Votes", member.voter ? "yes" : "not yet"),
-      fact("Term", known ? node.term : "–"), fact("Applied", known ? short(Number(node.appliedIndex)) : "–"), fact("Lag", lag(node, status)),
+      fact("Term", known ? node.term : "–"), fact("Applied", known ? node.appliedIndex : "–"), fact("Lag", lag(node, status)),
       fact("Version", node.version || "–"), fact("Disk free", disk(node)), fact("Memory", known ? bytes(node.memoryBytes) : "–"),
       fact("Watches", known ? node.watchStreams : "–"), fact("Last answer", [lastAnswer(node), known ? `, took ${latency(Number(node.answeredInUs))}` : ""]),
       [["HTTP", member.httpAddress], ["gRPC", member.grpcAddress], ["Peers", member.raftAddress]].map(([what, address]) => address && fact(what, address))),

@@ -1,6 +1,6 @@
 // How the cluster is, at one look: what is wrong, how much there is, what happens.
 
-import { events, pause } from "../api.js";
+import { STREAMS, events, mine, pause } from "../api.js";
 import { cluster, follow, problems } from "../cluster.js";
 import { badge, bytes, empty, h, latency, lockLink, name, ownerLink, plural, rate, setText, short, show, since, svg } from "../dom.js";
 
@@ -18,11 +18,12 @@ export default function overview({ main, signal }) {
   const tiles = h("section", { "aria-label": "Numbers", class: "tiles" });
   const nodes = h("section", { "aria-label": "Nodes" });
   const news = h("ol", { class: "news" });
-  main.append(h("h1", null, "Overview"), health, tiles, h("h2", null, "Nodes"), nodes, h("h2", null, "What happens"), news);
+  const about = h("p", { class: "weak" });
+  main.append(h("h1", null, "Overview"), health, tiles, h("h2", null, "Nodes"), nodes, h("h2", null, "What happens"), about, news);
   const numbers = makeTiles(tiles);
   show(health, h("p", { class: "weak" }, "Asking the nodes…"));
   show(news, h("li", { class: "weak" }, "Nothing yet since you look."));
-  watch(news, signal);
+  watch(news, about, signal);
   return follow(() => {
     const { status, error } = cluster;
     if (error?.isRefusal || error?.status === 401) {
@@ -119,9 +120,10 @@ export function lastAnswer(node) {
   return at ? since(at, " ago") : "not since you look";
 }
 
-/** The newest changes of all locks that one may see. */
-async function watch(news, signal) {
+/** The newest changes of the locks that one may watch. */
+async function watch(news, about, signal) {
   let newest = [];
+  let isRefused = false;
   let timer;
   const draw = () => {
     timer = undefined;
@@ -130,22 +132,34 @@ async function watch(news, signal) {
       h("span", { class: "who" }, ownerLink(event.owner)), event.fencingToken === "0" ? null : h("span", { class: "weak" }, `token ${event.fencingToken}`),
       since(event.atUnixMs, " ago"))));
   };
+  const listen = async (prefix, stopped) => {
+    for await (const some of events("/v1/watch", { prefix }, stopped)) {
+      newest = [...some.filter((event) => event.name).reverse(), ...newest].slice(0, NEWEST);
+      if (newest.length) timer ??= setTimeout(draw, 200);
+    }
+  };
   while (!signal.aborted) {
+    const { prefixes } = await mine("watch", "");
+    const watched = prefixes.slice(0, STREAMS);
+    setText(about, watched[0] ? `Only what is under ${watched.map((prefix) => `“${prefix}”`).join(" and ")}.` : "");
+    const round = new AbortController();
     try {
-      for await (const some of events("/v1/watch", { prefix: "" }, signal)) {
-        newest = [...some.filter((event) => event.name).reverse(), ...newest].slice(0, NEWEST);
-        if (newest.length) timer ??= setTimeout(draw, 200);
-      }
+      const stopped = AbortSignal.any([signal, round.signal]);
+      await Promise.race(watched.map((prefix) => listen(prefix, stopped)));
     } catch (error) {
       if (signal.aborted) return;
       if (error.status === 401) {
         show(news, h("li", { class: "weak" }, "Log in to see what happens."));
         return;
       }
-      if (error.isRefusal) {
-        show(news, h("li", { class: "weak" }, "You may not watch all locks. Look for those that you may see under Locks, by their prefix."));
+      // Who has just logged in is refused first, and then asked anew what is granted.
+      if (error.isRefusal && isRefused) {
+        show(news, h("li", { class: "weak" }, "You may not watch any locks."));
         return;
       }
+      isRefused = error.isRefusal;
+    } finally {
+      round.abort();
     }
     await pause(1000, signal);
   }

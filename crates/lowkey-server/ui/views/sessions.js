@@ -2,7 +2,8 @@
 
 import { actor, get, post } from "../api.js";
 import { confirm } from "../dialogs.js";
-import { badge, empty, h, leaseLink, lockLink, ownerLink, plural, show, since, span, table } from "../dom.js";
+import { open } from "../locks.js";
+import { badge, byNumber, empty, h, leaseLink, lockLink, ownerLink, plural, show, since, span, table } from "../dom.js";
 
 const PAGE = 200;
 const PAGE_MAX = 1000;
@@ -11,6 +12,8 @@ const READ_MS = 2000;
 export default function sessions({ main, query, setQuery, signal }) {
   let owner = query.get("owner") ?? "";
   let most = PAGE;
+  /** The locks that one may see, if that is not all sessions; and why. */
+  let visible = null;
   const search = h("input", { type: "search", id: "owner", value: owner, placeholder: "worker-1", spellcheck: "false", autocapitalize: "off" });
   const place = h("section", { "aria-label": "Sessions" });
   const form = h("form", { class: "bar", role: "search", onsubmit: choose }, h("label", { for: "owner" }, "Owner"), search, h("button", { type: "submit" }, "Show"));
@@ -24,6 +27,10 @@ export default function sessions({ main, query, setQuery, signal }) {
   }
   async function read() {
     const asked = owner;
+    if (visible && !asked) {
+      showVisible(asked);
+      return;
+    }
     try {
       let page = { nextPageToken: "" };
       const leases = [];
@@ -33,17 +40,28 @@ export default function sessions({ main, query, setQuery, signal }) {
       } while (page.nextPageToken && leases.length < most);
       if (asked === owner) show(place, list(leases, page.nextPageToken, asked));
     } catch (error) {
-      if (!signal.aborted && asked === owner) show(place, refused(error, "these sessions"));
+      if (signal.aborted || asked !== owner) return;
+      if (!error.isRefusal) return void show(place, refused(error, "these sessions"));
+      if (!visible) {
+        const [store, release] = open("");
+        visible = { store, release, error, unfollow: store.follow(() => setTimeout(() => signal.aborted || showVisible(owner))) };
+      } else showVisible(asked);
     }
+  }
+  /** Who may not see all sessions sees those that have to do with its locks. */
+  function showVisible(asked) {
+    const { store, error } = visible;
+    if (store.error) show(place, refused(error, "these sessions"));
+    else if (store.state !== "loading") show(place, list(ofLocks(store).filter((lease) => !asked || lease.ownerId === asked), false, asked), h("p", { class: "weak" }, "You may not see all sessions: these hold or wait for locks that you may see."));
   }
   function list(leases, more, asked) {
     if (!leases.length) {
       return asked ? empty("This owner has no lease.", "The search takes whole names, as clients give them.") : empty("Nobody is here.", "A lease exists while its client renews it. Try, in a terminal: ", h("code", null, "lowkey run nightly -- sleep 30"));
     }
-    leases.sort((a, b) => (a.ownerId < b.ownerId ? -1 : a.ownerId > b.ownerId ? 1 : a.leaseId - b.leaseId));
+    leases.sort((a, b) => (a.ownerId < b.ownerId ? -1 : a.ownerId > b.ownerId ? 1 : byNumber(a.leaseId, b.leaseId)));
     const rows = leases.map((lease, at) => [
       leases[at - 1]?.ownerId === lease.ownerId ? h("span", { class: "weak" }, "〃", h("span", { class: "spoken" }, "the same")) : ownerLink(lease.ownerId),
-      leaseLink(lease.leaseId), timeLeft(lease), `${lease.ttlSeconds} s`, lease.grantCount, lease.waitCount,
+      leaseLink(lease.leaseId), timeLeft(lease), lease.ttlSeconds ? `${lease.ttlSeconds} s` : "–", lease.grantCount, lease.waitCount,
     ]);
     const button = h("button", { type: "button", id: "more", onclick: () => ((most += PAGE), read()) }, `Show ${PAGE} more`);
     return h("div", null, table("Sessions", ["Owner", "Lease", "Time left", ["TTL", "number"], ["Holds", "number"], ["Waits for", "number"]], rows),
@@ -51,7 +69,26 @@ export default function sessions({ main, query, setQuery, signal }) {
   }
   const timer = setInterval(() => document.hidden || read(), READ_MS);
   read();
-  return () => clearInterval(timer);
+  return () => {
+    clearInterval(timer);
+    visible?.unfollow();
+    visible?.release();
+  };
+}
+
+/** The leases that hold or wait for locks, as far as the list of locks tells of them. */
+function ofLocks(store) {
+  const leases = new Map();
+  const add = ({ leaseId, ownerId }, field) => {
+    const lease = leases.get(leaseId) ?? { leaseId, ownerId, grantCount: 0, waitCount: 0 };
+    lease[field] += 1;
+    leases.set(leaseId, lease);
+  };
+  for (const lock of store.locks.values()) {
+    lock.holders.forEach((holder) => add(holder, "grantCount"));
+    lock.waiters.forEach((waiter) => add(waiter, "waitCount"));
+  }
+  return [...leases.values()];
 }
 
 function refused(error, what) {
