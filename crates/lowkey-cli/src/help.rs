@@ -7,6 +7,18 @@ use clap::Command;
 /// One sentence, examples, usage, flags in groups, see also.
 const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
+/// How a command that runs another one ends: scripts and supervisors act on it.
+const STATUSES: &str = "\
+Exit status: that of the command, or
+  0        the command ended with 0, and the lock was held all along
+  64       the command line, or a name in it, is wrong
+  69       no service: nobody answers, no majority, or it has all that it can take
+  75       somebody else holds the lock (--try)
+  76       the lock was lost, or given back by somebody else; the command was ended if it still ran
+  124      the lock did not become free within --wait
+  126, 127 the command cannot be executed, or was not found
+  128 + n  ended by signal n";
+
 /// What a command's help says beside its flags.
 struct Help {
     /// The command, as it is typed behind `lowkey`: nothing for `lowkey --help` itself.
@@ -445,7 +457,7 @@ pub(crate) fn dressed(command: Command) -> Command {
 
 fn dress(command: Command, path: &[&str], help: &Help) -> Command {
     match path {
-        [] => command.help_template(TEMPLATE).before_help(help.examples()).after_help(help.see_also()),
+        [] => command.help_template(TEMPLATE).before_help(help.examples()).after_help(help.at_the_end()),
         [first, rest @ ..] => command.mut_subcommand(first, |inner| dress(inner, rest, help)),
     }
 }
@@ -454,6 +466,13 @@ impl Help {
     fn examples(&self) -> String {
         let lines = self.examples.iter().map(|example| format!("\n  {example}"));
         format!("Examples:{}", lines.collect::<String>())
+    }
+
+    fn at_the_end(&self) -> String {
+        match self.command {
+            "run" | "elect" => format!("{STATUSES}\n\n{}", self.see_also()),
+            _ => self.see_also(),
+        }
     }
 
     fn see_also(&self) -> String {
@@ -496,6 +515,27 @@ mod tests {
             }
         }
         words.into_iter().map(OsString::from).collect()
+    }
+
+    /// The same statuses as in the table of the reference, in its order.
+    #[test]
+    fn the_exit_statuses_are_those_of_the_reference() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let table = page.lines().skip_while(|line| *line != "| status | meaning |").skip(2);
+        let told: Vec<String> = table
+            .take_while(|line| line.starts_with('|'))
+            .map(|line| line.split('|').nth(1).unwrap().trim().replace('*', ""))
+            .filter(|status| status != "1")
+            .collect();
+        let lines = STATUSES.lines().skip(1);
+        let listed: Vec<&str> = lines.map(|line| line[..11].trim()).collect();
+        assert_eq!(listed, told, "1 is of commands that ask");
+        for command in ["run", "elect"] {
+            let help =
+                dressed(Cli::command()).find_subcommand_mut(command).unwrap().render_help().to_string();
+            assert!(help.contains(STATUSES), "{command}: {help}");
+        }
     }
 
     #[test]

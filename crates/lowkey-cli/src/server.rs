@@ -129,7 +129,7 @@ pub(crate) struct ServerArgs {
     http_origin: Vec<HttpOrigin>,
 
     /// Let anybody read /metrics, also when access is required; otherwise a principal without any grant is enough
-    #[arg(long, env = "LOWKEY_METRICS_OPEN", help_heading = "Access")]
+    #[arg(long, env = "LOWKEY_METRICS_OPEN", value_parser = BoolishValueParser::new(), help_heading = "Access")]
     metrics_open: bool,
 
     /// The certificate of the gRPC and HTTP ports, as PEM, followed by those between it and its CA; from then on both

@@ -37,6 +37,9 @@ pub trait Call: Message + Default + Clone + Ruled {
     /// True if it changes the state. If its outcome is unknown, doing it again is not harmless.
     const CHANGES: bool;
 
+    /// What it may cost the node.
+    const COST: Cost;
+
     /// What it is about.
     fn place(&self) -> Place<'_>;
 
@@ -76,13 +79,27 @@ pub enum Place<'a> {
     Root,
 }
 
+/// What a call may cost, which decides how it is charged to its client: see `edge/budget.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// Little: its answer is short.
+    Usual,
+    /// Little; and it keeps or ends what its client has, so it may use the reserve of a full budget.
+    Urgent,
+    /// Its answer may be large.
+    Large,
+    /// Its answer is a page of a list, which takes as much as many large ones.
+    List,
+}
+
 /// The table. For each call:
 ///
 /// - its name, its request and its response
 /// - `node`: its `number` between nodes, which is never reused. It is absent if the leader is asked with
 ///   another call or not at all. Then: whether it `changes` the state; its [`Place`], and the field that
 ///   has it; what its caller `needs`, once access is required: a verb at that place, or to be `somebody`
-///   (the leader compares whose lease it is), or `anybody`, or a `node`; the field with its request `id`; the field with the lease whose grants it `ends`
+///   (the leader compares whose lease it is), or `anybody`, or a `node`; the field with its request `id`; the field with the lease whose grants it `ends`;
+///   its [`Cost`], if that is not the usual one: `urgent`, `large`, or a `list`
 /// - `grpc`: its method; `short` if it is called often enough to bypass tonic
 /// - `http`: its route, and an example. For POST that is a body, for GET the required parameters. For
 ///   DELETE the path says it all
@@ -101,28 +118,28 @@ macro_rules! calls {
                 // Starts a lease's time to live anew. On a session stream many renewals come at a time:
                 // RenewLeases.
                 RenewLease(v1::RenewLeaseRequest) -> v1::RenewLeaseResponse {
-                    node: { number: 2, changes: false, place: Lease(lease_id), needs: acquire }
+                    node: { number: 2, changes: false, place: Lease(lease_id), needs: acquire, cost: urgent }
                     grpc: { renew_lease short }
                     http: { POST "/v1/lease/renew" r#"{"leaseId":1}"# }
                     session: {}
                 }
                 // Ends a lease and everything that hangs on it.
                 RevokeLease(v1::RevokeLeaseRequest) -> v1::RevokeLeaseResponse {
-                    node: { number: 3, changes: true, place: Lease(lease_id), needs: somebody, id: request_id, ends: lease_id }
+                    node: { number: 3, changes: true, place: Lease(lease_id), needs: somebody, id: request_id, ends: lease_id, cost: urgent }
                     grpc: { revoke_lease }
                     http: { POST "/v1/lease/revoke" r#"{"leaseId":1,"ownerId":"worker-1"}"# }
                     session: { RevokeLease }
                 }
                 // Tells what a lease holds and waits for.
                 GetLease(v1::GetLeaseRequest) -> v1::GetLeaseResponse {
-                    node: { number: 14, changes: false, place: Lease(lease_id), needs: somebody }
+                    node: { number: 14, changes: false, place: Lease(lease_id), needs: somebody, cost: large }
                     grpc: { get_lease }
                     http: { GET "/v1/lease" "lease_id=LEASE" }
                     session: { GetLease }
                 }
                 // Lists the leases that exist.
                 ListLeases(v1::ListLeasesRequest) -> v1::ListLeasesResponse {
-                    node: { number: 15, changes: false, place: Root, needs: somebody }
+                    node: { number: 15, changes: false, place: Root, needs: somebody, cost: list }
                     grpc: { list_leases }
                     http: { GET "/v1/leases" "" }
                     session: {}
@@ -139,7 +156,7 @@ macro_rules! calls {
                 }
                 // Releases a lock.
                 ReleaseLock(v1::ReleaseLockRequest) -> v1::ReleaseLockResponse {
-                    node: { number: 5, changes: true, place: Name(lock_name), needs: somebody, id: request_id, ends: lease_id }
+                    node: { number: 5, changes: true, place: Name(lock_name), needs: somebody, id: request_id, ends: lease_id, cost: urgent }
                     grpc: { release_lock short }
                     http: {
                         POST "/v1/lock/release"
@@ -149,14 +166,14 @@ macro_rules! calls {
                 }
                 // Tells who holds a lock and who waits for it.
                 GetLock(v1::GetLockRequest) -> v1::GetLockResponse {
-                    node: { number: 6, changes: false, place: Name(lock_name), needs: read }
+                    node: { number: 6, changes: false, place: Name(lock_name), needs: read, cost: large }
                     grpc: { get_lock }
                     http: { GET "/v1/lock" "name=LOCK_NAME" }
                     session: { GetLock }
                 }
                 // Lists the locks that are held or waited for.
                 ListLocks(v1::ListLocksRequest) -> v1::ListLocksResponse {
-                    node: { number: 8, changes: false, place: Prefix(prefix), needs: read }
+                    node: { number: 8, changes: false, place: Prefix(prefix), needs: read, cost: list }
                     grpc: { list_locks }
                     http: { GET "/v1/locks" "" }
                     session: {}
@@ -170,21 +187,21 @@ macro_rules! calls {
                 }
                 // Tells what happened to a lock.
                 Explain(v1::ExplainRequest) -> v1::ExplainResponse {
-                    node: { changes: false, place: Name(lock_name), needs: audit }
+                    node: { changes: false, place: Name(lock_name), needs: audit, cost: large }
                     grpc: { explain }
                     http: { GET "/v1/explain" "name=LOCK_NAME" }
                     session: {}
                 }
                 // Lists grants that are over: those of one lock, or all. Other nodes are asked with number 40, for what this one has not.
                 QueryAudit(v1::QueryAuditRequest) -> v1::QueryAuditResponse {
-                    node: { changes: false, place: NameOrBelow(lock_name), needs: audit }
+                    node: { changes: false, place: NameOrBelow(lock_name), needs: audit, cost: list }
                     grpc: { query_audit }
                     http: { GET "/v1/audit" "" }
                     session: {}
                 }
                 // Tells how this node sees the cluster.
                 GetStatus(v1::GetStatusRequest) -> v1::GetStatusResponse {
-                    node: { changes: false, place: Root, needs: somebody }
+                    node: { changes: false, place: Root, needs: somebody, cost: urgent }
                     grpc: { get_status }
                     http: { GET "/v1/status" "" }
                     session: {}
@@ -255,7 +272,7 @@ macro_rules! calls {
                 }
                 // Gives up the lead or the candidacy. The leader is asked with ReleaseLock.
                 Resign(v1::ResignRequest) -> v1::ResignResponse {
-                    node: { changes: true, place: Name(election), needs: somebody, id: request_id, ends: lease_id }
+                    node: { changes: true, place: Name(election), needs: somebody, id: request_id, ends: lease_id, cost: urgent }
                     grpc: { resign }
                     http: {
                         POST "/v1/election/resign"
@@ -291,7 +308,7 @@ macro_rules! calls {
                 }
                 // Tells who may do what.
                 ListPrincipals(v1::ListPrincipalsRequest) -> v1::ListPrincipalsResponse {
-                    node: { number: 37, changes: false, place: Root, needs: access_admin }
+                    node: { number: 37, changes: false, place: Root, needs: access_admin, cost: list }
                     grpc: { list_principals }
                     http: { GET "/v1/access/principals" "" }
                     session: {}
@@ -357,7 +374,7 @@ macro_rules! calls {
                 // Renewals that came together on a session stream. For those that this node cannot settle
                 // alone, the leader is asked with RenewLease, one by one.
                 RenewLeases(v1::RenewLeases) -> v1::LeasesRenewed {
-                    node: { changes: false, place: Root, needs: acquire }
+                    node: { changes: false, place: Root, needs: acquire, cost: urgent }
                     grpc: {}
                     http: {}
                     session: {}
@@ -414,6 +431,7 @@ macro_rules! declare {
                 needs: $needs:ident
                 $(, id: $id:ident)?
                 $(, ends: $ended:ident)?
+                $(, cost: $cost:ident)?
             }
             $($_dialects:tt)*
         }
@@ -424,6 +442,7 @@ macro_rules! declare {
                 const NAME: &'static str = stringify!($Name);
                 const NAME_WAITING: &'static str = concat!(stringify!($Name), "Waiting");
                 const CHANGES: bool = $changes;
+                const COST: Cost = cost!($($cost)?);
 
                 fn place(&self) -> Place<'_> {
                     place!($place $((self.$field))?)
@@ -522,6 +541,21 @@ macro_rules! place {
     };
     (Lease($lease:expr)) => {
         Place::Lease(LeaseId($lease))
+    };
+}
+
+macro_rules! cost {
+    () => {
+        Cost::Usual
+    };
+    (urgent) => {
+        Cost::Urgent
+    };
+    (large) => {
+        Cost::Large
+    };
+    (list) => {
+        Cost::List
     };
 }
 

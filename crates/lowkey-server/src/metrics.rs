@@ -449,21 +449,24 @@ impl Observed {
     fn encode_members(&self, encoder: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
         let seen = || {
             let members = status.members.iter().filter(|member| member.member != status.member);
-            members.filter_map(|member| Some((member.member.to_string(), member.progress?)))
+            members.filter_map(|member| {
+                let labels = [("member", member.member.to_string()), ("node", member.node.name.to_string())];
+                Some((labels, member.progress?))
+            })
         };
         if seen().next().is_none() {
             return Ok(());
         }
-        let lag = seen().map(|(member, (lag, _))| (member, lag));
-        family(encoder, ("member_lag_entries", "Entries that a member lacks"), "member", lag)?;
-        let reachable = seen().map(|(member, (_, reachable))| (member, u64::from(reachable)));
-        family(encoder, ("member_reachable", "1 if a member answers"), "member", reachable)
+        let lag = seen().map(|(labels, (lag, _))| (labels, lag));
+        family(encoder, ("member_lag_entries", "Entries that a member lacks"), lag)?;
+        let reachable = seen().map(|(labels, (_, reachable))| (labels, u64::from(reachable)));
+        family(encoder, ("member_reachable", "1 if a member answers"), reachable)
     }
 
     fn encode_inbox(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let depths = self.lanes.root().inbox.depths().map(|(lane, depth)| (lane.to_owned(), depth as u64));
-        let about = ("inbox_depth", "What waits for the replica");
-        family(encoder, about, "lane", depths.into_iter())
+        let depths =
+            self.lanes.root().inbox.depths().map(|(lane, depth)| ([("lane", lane.to_owned())], depth as u64));
+        family(encoder, ("inbox_depth", "What waits for the replica"), depths.into_iter())
     }
 }
 
@@ -482,15 +485,14 @@ fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u
     counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)
 }
 
-fn family(
+/// Gauges that differ by their labels.
+fn family<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help): (&str, &str),
-    label: &'static str,
-    values: impl Iterator<Item = (String, u64)>,
+    values: impl Iterator<Item = ([(&'static str, String); N], u64)>,
 ) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (of, value) in values {
-        let labels = [(label, of)];
+    for (labels, value) in values {
         ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
     }
     Ok(())

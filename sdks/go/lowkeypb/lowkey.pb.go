@@ -3479,7 +3479,7 @@ func (x *ExplainResponse) GetRevision() uint64 {
 
 type QueryAuditRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// If given, only grants of this lock are told.
+	// If given, only grants of this lock are told; with a / at its end, of all locks below it.
 	LockName string `protobuf:"bytes,1,opt,name=lock_name,json=lockName,proto3" json:"lock_name,omitempty"`
 	// If given, only grants of this owner are told.
 	OwnerId string `protobuf:"bytes,2,opt,name=owner_id,json=ownerId,proto3" json:"owner_id,omitempty"`
@@ -3493,7 +3493,9 @@ type QueryAuditRequest struct {
 	// Where to go on: the through of the answer before, as REVISION.ORDINAL. Empty: from the beginning.
 	After string `protobuf:"bytes,6,opt,name=after,proto3" json:"after,omitempty"`
 	// How many grants an answer may have: 1 to 1,000; 0 for 100.
-	PageSize      uint32 `protobuf:"varint,7,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageSize uint32 `protobuf:"varint,7,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The last grants that match, the last first, instead of the first ones. There is only one such page: not with after.
+	NewestFirst   bool `protobuf:"varint,40,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3577,9 +3579,16 @@ func (x *QueryAuditRequest) GetPageSize() uint32 {
 	return 0
 }
 
+func (x *QueryAuditRequest) GetNewestFirst() bool {
+	if x != nil {
+		return x.NewestFirst
+	}
+	return false
+}
+
 type QueryAuditResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The grants, in the order in which they ended.
+	// The grants, in the order in which they ended; with newest_first, the other way round.
 	Grants []*AuditedGrant `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
 	// Everything that matches and ended up to here was told, or is in a gap: REVISION.ORDINAL.
 	Through string `protobuf:"bytes,2,opt,name=through,proto3" json:"through,omitempty"`
@@ -7688,7 +7697,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\fwaiter_count\x18\x06 \x01(\rR\vwaiterCount\x12/\n" +
 	"\x06grants\x18\a \x03(\v2\x17.lowkey.v1.AuditedGrantR\x06grants\x12'\n" +
 	"\x04gaps\x18\b \x03(\v2\x13.lowkey.v1.AuditGapR\x04gaps\x12\x1a\n" +
-	"\brevision\x18\t \x01(\x04R\brevision\"\xdd\x01\n" +
+	"\brevision\x18\t \x01(\x04R\brevision\"\x80\x02\n" +
 	"\x11QueryAuditRequest\x12\x1b\n" +
 	"\tlock_name\x18\x01 \x01(\tR\blockName\x12\x19\n" +
 	"\bowner_id\x18\x02 \x01(\tR\aownerId\x12#\n" +
@@ -7696,7 +7705,8 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\x04 \x01(\x03R\vsinceUnixMs\x12\x14\n" +
 	"\x05cause\x18\x05 \x01(\tR\x05cause\x12\x14\n" +
 	"\x05after\x18\x06 \x01(\tR\x05after\x12\x1b\n" +
-	"\tpage_size\x18\a \x01(\rR\bpageSize\"\x9c\x01\n" +
+	"\tpage_size\x18\a \x01(\rR\bpageSize\x12!\n" +
+	"\fnewest_first\x18( \x01(\bR\vnewestFirst\"\x9c\x01\n" +
 	"\x12QueryAuditResponse\x12/\n" +
 	"\x06grants\x18\x01 \x03(\v2\x17.lowkey.v1.AuditedGrantR\x06grants\x12\x18\n" +
 	"\athrough\x18\x02 \x01(\tR\athrough\x12'\n" +

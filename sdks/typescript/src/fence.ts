@@ -34,7 +34,7 @@ const REFUSED = "LK001";
 const TOKEN_MAX = 2n ** 63n - 1n;
 
 /**
- * The resource has accepted a higher token: the lock is gone. Stop, and do not retry. The transaction is rolled
+ * The resource has accepted a higher token: your lock is gone. Stop, and do not retry. The transaction is rolled
  * back, so nothing of it was written.
  */
 export class StaleTokenError extends Error {
@@ -53,7 +53,7 @@ export class StaleTokenError extends Error {
     const highest = exclusive > shared ? exclusive : shared;
     super(
       `${resource} refused token ${token.toString()}, since it has accepted ${highest.toString()}: ` +
-        "the lock is gone: stop, do not retry",
+        "your lock is gone: stop, do not retry",
       { cause },
     );
     this.name = "StaleTokenError";

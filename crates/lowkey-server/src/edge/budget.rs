@@ -10,6 +10,9 @@
 //!   too much must neither lose its leases because of that, nor be kept from giving up.
 //! - The size of a large answer is known only when it exists. So only some are made at a time
 //!   (`Account::read`): for one connection, for one address, and in total.
+//! - Making a page of a list takes much of a processor's time. So a connection gets the next page when it has
+//!   taken the one before ([`Turn`]): who takes nothing, or gives up and asks anew, keeps the node busy with
+//!   no more than one.
 //! - A `Charge` gives back what it took when it is dropped. Nothing else does.
 
 use std::collections::HashMap;
@@ -20,7 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytes::Bytes;
 use lowkey_api::{ApiError, Reason};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+
+use crate::call::Cost;
 
 /// The bytes that a call counts for while it is under way, besides its request: the future that waits, and
 /// the stream that it came on.
@@ -65,15 +70,21 @@ pub(super) enum Urgency {
     Urgent,
 }
 
+impl Urgency {
+    pub(super) fn of(cost: Cost) -> Self {
+        if cost == Cost::Urgent { Self::Urgent } else { Self::Usual }
+    }
+}
+
 /// Bytes that are kept, and large answers that are being made.
 struct Pool {
     used: AtomicUsize,
-    reads: Semaphore,
+    reads: Arc<Semaphore>,
 }
 
 impl Pool {
     fn new(reads: usize) -> Self {
-        Self { used: AtomicUsize::new(0), reads: Semaphore::new(reads) }
+        Self { used: AtomicUsize::new(0), reads: Arc::new(Semaphore::new(reads)) }
     }
 
     /// Takes `bytes` unless `limit` is reached.
@@ -178,7 +189,7 @@ impl Account {
     /// Charges something that is kept from now on, or says which limit is in the way.
     pub(super) fn charge(self: &Arc<Self>, bytes: usize, urgency: Urgency) -> Result<Charge, ApiError> {
         self.take(bytes, urgency)?;
-        Ok(Charge { account: Arc::clone(self), bytes })
+        Ok(Charge { account: Arc::clone(self), bytes, turn: None })
     }
 
     fn take(&self, bytes: usize, urgency: Urgency) -> Result<(), ApiError> {
@@ -214,12 +225,12 @@ impl Account {
 
     /// The right to make a large answer, which counts for this many, in turn. Hold it until the answer
     /// exists and is charged.
-    pub(super) async fn read(&self, reads: u32) -> [Option<SemaphorePermit<'_>>; 3] {
+    pub(super) async fn read(&self, reads: u32) -> Turn<'_> {
         // An error would mean that a semaphore was closed, and none ever is.
-        let connection = self.connection.reads.acquire_many(reads).await.ok();
+        let connection = Arc::clone(&self.connection.reads).acquire_many_owned(reads).await.ok();
         let address = self.address.reads.acquire_many(reads).await.ok();
         let node = self.budget.node.reads.acquire_many(reads).await.ok();
-        [connection, address, node]
+        Turn { connection, _others: [address, node] }
     }
 
     /// A part of an answer, charged until it has left for the client. It exists already, so it is not
@@ -229,7 +240,7 @@ impl Account {
         self.connection.used.fetch_add(length, Ordering::Relaxed);
         self.address.used.fetch_add(length, Ordering::Relaxed);
         self.budget.node.used.fetch_add(length, Ordering::Relaxed);
-        Charge { account: Arc::clone(self), bytes: length }.carried_by(bytes)
+        Charge { account: Arc::clone(self), bytes: length, turn: None }.carried_by(bytes)
     }
 
     /// True if nothing is under way, and nothing is left to be taken.
@@ -270,13 +281,27 @@ fn full(whose: &str, limit: usize, flag: &str) -> ApiError {
         .retry_after_ms(RETRY_HINT_MS)
 }
 
+/// The right to make a large answer.
+pub(super) struct Turn<'a> {
+    connection: Option<OwnedSemaphorePermit>,
+    _others: [Option<SemaphorePermit<'a>>; 2],
+}
+
 /// Bytes that are kept for a client until this is dropped.
 pub(super) struct Charge {
     account: Arc<Account>,
     bytes: usize,
+    /// The connection's turn, until the client has taken what it was for.
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Charge {
+    /// The connection has its next turn when this is dropped: when the client has taken the answer. Others have theirs
+    /// at once.
+    pub(super) fn keep(&mut self, turn: Turn<'_>) {
+        self.turn = turn.connection;
+    }
+
     /// Charges more, or says which limit is in the way.
     pub(super) fn grow(&mut self, bytes: usize, urgency: Urgency) -> Result<(), ApiError> {
         self.account.take(bytes, urgency)?;
@@ -345,7 +370,7 @@ const PORTION_BYTES: usize = 64 * 1024;
 
 impl Allowance {
     pub(super) fn new(account: Arc<Account>) -> Self {
-        Self { charge: Charge { account, bytes: 0 }, spent: 0 }
+        Self { charge: Charge { account, bytes: 0, turn: None }, spent: 0 }
     }
 
     pub(super) fn spend(&mut self, bytes: usize, urgency: Urgency) -> Result<(), ApiError> {
@@ -456,6 +481,21 @@ mod tests {
         assert_eq!(others.len(), CONNECTION_READS / LIST_READS as usize);
         drop(reading);
         assert!(connections[2].read(1).now_or_never().is_some());
+    }
+
+    #[test]
+    fn a_connection_gets_its_next_page_when_it_has_taken_the_one_before_and_others_do_not_wait() {
+        let budget = budget(1 << 20, 1 << 20, 1 << 20);
+        let (deaf, good) = (budget.open(HERE), budget.open(HERE));
+        let mut charge = deaf.charge(10, Urgency::Usual).unwrap();
+        charge.keep(deaf.read(LIST_READS).now_or_never().expect("it is the first"));
+        let untaken = charge.carried_by(Bytes::from_static(b"a page"));
+        assert!(deaf.read(LIST_READS).now_or_never().is_none(), "it has not taken the first");
+        for _ in 0..10 {
+            assert!(good.read(LIST_READS).now_or_never().is_some(), "another connection has its turn");
+        }
+        drop(untaken);
+        assert!(deaf.read(LIST_READS).now_or_never().is_some(), "it is taken, or given up");
     }
 
     #[test]

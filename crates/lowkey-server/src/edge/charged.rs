@@ -4,9 +4,10 @@
 //! An answer that comes complete is encoded at once, even if the client has no room for it yet. So the
 //! charge equals what is kept.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
 use ::http::{Method, Request, Response};
@@ -15,10 +16,13 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use lowkey_api::v1;
 
 use super::budget::{Account, CALL_BYTES, Charge, LIST_READS, Urgency};
 use super::serve::Answering;
 use super::{Dialect, http};
+use crate::call::{Call, Cost, calls};
+use crate::peers::proto;
 
 /// What must be known of a request before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,37 +37,76 @@ struct Kind {
 }
 
 impl Kind {
+    const USUAL: Self = Self { urgency: Urgency::Usual, reads: 0, has_calls: false, is_whole: true };
+
+    /// By the table of calls; what is not in it is told here: streams, and what probes ask for.
     fn of(method: &Method, path: &str) -> Self {
-        let usual = Self { urgency: Urgency::Usual, reads: 0, has_calls: false, is_whole: true };
-        let urgent = Self { urgency: Urgency::Urgent, ..usual };
-        let large = Self { reads: 1, ..usual };
-        let list = Self { reads: LIST_READS, ..usual };
-        let stream = Self { is_whole: false, ..usual };
-        let name = path.rsplit('/').next().unwrap_or_default();
-        match name {
-            "RenewLease" | "ReleaseLock" | "RevokeLease" | "Resign" | "GetStatus" => urgent,
-            "GetLock" | "GetLease" => large,
-            "ListLocks" | "ListLeases" | "ListPrincipals" => list,
+        let stream = Self { is_whole: false, ..Self::USUAL };
+        if let Some(cost) = KNOWN.cost(method, path) {
+            return Self::with(cost);
+        }
+        match path.rsplit('/').next().unwrap_or_default() {
             "Session" | "Heartbeat" => Self { has_calls: true, urgency: Urgency::Urgent, ..stream },
             "Watch" | "Observe" | "ServerReflectionInfo" => stream,
             _ => match path {
                 "/v1/watch" | "/v1/election/observe" => stream,
-                "/v1/lock" | "/v1/lease" if method == Method::GET => large,
-                "/v1/locks" | "/v1/leases" => list,
-                "/v1/access/principals" if method == Method::GET => list,
-                "/v1/lease/renew"
-                | "/v1/lock/release"
-                | "/v1/lease/revoke"
-                | "/v1/election/resign"
-                | "/v1/status"
-                | "/healthz"
-                | "/readyz"
-                | "/metrics" => urgent,
-                _ => usual,
+                "/healthz" | "/readyz" | "/metrics" => Self::with(Cost::Urgent),
+                _ => Self::USUAL,
             },
         }
     }
+
+    fn with(cost: Cost) -> Self {
+        let reads = match cost {
+            Cost::Usual | Cost::Urgent => 0,
+            Cost::Large => 1,
+            Cost::List => LIST_READS,
+        };
+        Self { urgency: Urgency::of(cost), reads, ..Self::USUAL }
+    }
 }
+
+/// The calls of the table, by how they are asked for.
+struct Known {
+    /// By the whole path.
+    grpc: HashMap<String, Cost>,
+    /// By the path, and the method: some paths have several.
+    http: HashMap<&'static str, Vec<(Method, Cost)>>,
+}
+
+impl Known {
+    fn cost(&self, method: &Method, path: &str) -> Option<Cost> {
+        if let Some(cost) = self.grpc.get(path) {
+            return Some(*cost);
+        }
+        // What HEAD asks for is made as for GET.
+        let method = if method == Method::HEAD { &Method::GET } else { method };
+        let methods = self.http.get(path)?;
+        methods.iter().find(|(taken, _)| taken == method).map(|(_, cost)| *cost)
+    }
+}
+
+macro_rules! known {
+    ($($service:ident { $(
+        $Name:ident($Request:ty) -> $_response:ty {
+            node: $_node:tt
+            grpc: $_grpc:tt
+            http: { $($METHOD:ident $path:literal $_example:literal)? }
+            session: $_session:tt
+        }
+    )* })*) => {
+        static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+            let mut known = Known { grpc: HashMap::new(), http: HashMap::new() };
+            $($(
+                let cost = <$Request as Call>::COST;
+                known.grpc.insert(format!("/lowkey.v1.{}/{}", stringify!($service), stringify!($Name)), cost);
+                $( known.http.entry($path).or_default().push((Method::$METHOD, cost)); )?
+            )*)*
+            known
+        });
+    };
+}
+calls!(known);
 
 /// Answers a request, charged to its account, if it has one.
 pub(super) async fn answer(
@@ -76,7 +119,7 @@ pub(super) async fn answer(
     };
     account.note_asked();
     let (kind, dialect) = (Kind::of(request.method(), request.uri().path()), Dialect::of(request.headers()));
-    let charge = match account.charge(CALL_BYTES, kind.urgency) {
+    let mut charge = match account.charge(CALL_BYTES, kind.urgency) {
         Ok(charge) => charge,
         Err(error) => {
             if dialect == Dialect::Json {
@@ -88,8 +131,13 @@ pub(super) async fn answer(
     if kind.has_calls {
         request.extensions_mut().insert(Arc::clone(&account));
     }
-    let _turn = if kind.reads > 0 { Some(account.read(kind.reads).await) } else { None };
+    let turn = if kind.reads > 0 { Some(account.read(kind.reads).await) } else { None };
     let response = service.call(request).await?;
+    if let Some(turn) = turn
+        && kind.reads == LIST_READS
+    {
+        charge.keep(turn);
+    }
     match kind.is_whole {
         true => Ok(charged(response, charge, kind.urgency, dialect)),
         false => Ok(response.map(|body| Charged { first: None, rest: body, charge: Some(charge) })),
@@ -192,5 +240,8 @@ mod tests {
         }
         assert_eq!(kind("/lowkey.v1.LockService/AcquireLock").urgency, Urgency::Usual);
         assert_eq!(Kind::of(&Method::POST, "/v1/lease").reads, 0);
+        assert_eq!(Kind::of(&Method::HEAD, "/v1/locks").reads, LIST_READS);
+        assert_eq!(kind("/lowkey.v1.LockService/QueryAudit").reads, LIST_READS);
+        assert_eq!(kind("/grpc.health.v1.Health/Check"), Kind::USUAL);
     }
 }

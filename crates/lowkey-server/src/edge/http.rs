@@ -74,6 +74,11 @@ fn welcome(grpc_address: &str) -> serde_json::Value {
         "example": "curl -d '{\"lockName\":\"jobs/nightly\",\"ownerId\":\"worker-1\",\"ttlSeconds\":30}' \
                     http://HOST:PORT/v1/lock/acquire",
         "calls": routes::all().collect::<BTreeMap<_, _>>(),
+        // Answered with server-sent events, for as long as the client listens.
+        "streams": {
+            "GET /v1/watch": "prefix=PREFIX",
+            "GET /v1/election/observe": "election=NAME",
+        },
         "documentation": "`lowkey --help` for the commands; /openapi.json for every call, and docs/reference/api.md in \
                           lowkey's sources; the gRPC port offers reflection",
     })

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use lowkey_core::MemberId;
 use tokio::time::Instant;
+use tracing::field::{DisplayValue, display};
+
+use crate::lane::Lanes;
 
 /// The shortest time until another cause is logged, or the same refusal again.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -15,10 +18,21 @@ const REACHED_AFTER: Duration = Duration::from_secs(5);
 /// How many causes are remembered. They come from other nodes, which may make up many.
 const CAUSES_MAX: usize = 64;
 
+/// A member's name, for the field `node` of a log line: people know nodes by their names, not by their numbers.
+/// Nothing while it is not registered.
+pub(super) fn name_of(member: MemberId, lanes: &Lanes) -> Option<DisplayValue<String>> {
+    let status = lanes.root().view.status();
+    let known = status.members.iter().find(|known| known.member == member)?;
+    Some(display(known.node.name.to_string()))
+}
+
 /// What was logged about one member, by any task of its link. It is logged once until the member takes
 /// messages again.
-#[derive(Clone, Default)]
-pub(super) struct OfMember(Arc<Mutex<Said>>);
+#[derive(Clone)]
+pub(super) struct OfMember {
+    said: Arc<Mutex<Said>>,
+    lanes: Lanes,
+}
 
 #[derive(Default)]
 struct Said {
@@ -27,6 +41,10 @@ struct Said {
 }
 
 impl OfMember {
+    pub(super) fn new(lanes: Lanes) -> Self {
+        Self { said: Arc::default(), lanes }
+    }
+
     /// An attempt that began at `since` failed.
     pub(super) fn failed(&self, to: MemberId, what: &str, since: Instant, status: Option<tonic::Status>) {
         let now = Instant::now();
@@ -34,14 +52,20 @@ impl OfMember {
             self.reached();
         }
         let Some(status) = status else { return };
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = name_of(to, &self.lanes);
         match transport_error(&status) {
             Some(cause) if said.unreached.is_news(&cause, now) => {
-                tracing::warn!(member = to.0, cause, "cannot reach a member ({what}); trying again");
+                tracing::warn!(member = to.0, node, cause, "cannot reach a member ({what}); trying again");
             }
             None if said.refused.is_news(status.message(), now) => {
                 let cause = status.message();
-                tracing::warn!(member = to.0, cause, "a member refuses this node ({what}); trying again");
+                tracing::warn!(
+                    member = to.0,
+                    node,
+                    cause,
+                    "a member refuses this node ({what}); trying again"
+                );
             }
             _ => {}
         }
@@ -49,7 +73,7 @@ impl OfMember {
 
     /// The member takes what is sent to it.
     pub(super) fn reached(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Said::default();
+        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = Said::default();
     }
 }
 

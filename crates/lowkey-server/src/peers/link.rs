@@ -17,7 +17,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::Hello;
-use super::complaints::{OfMember, Rarely};
+use super::complaints::{OfMember, Rarely, name_of};
 use super::dial::Dial;
 use super::forward::{Forward, forward_requests};
 use super::hello::says_key_needed;
@@ -88,21 +88,26 @@ impl Link {
         match Dial::new(Arc::clone(&hello.tls), address.clone(), key) {
             Ok(dial) => {
                 let client = client(&dial);
-                let wire = Wire { hello, lanes, to, client, dial, told: OfMember::default() };
+                let told = OfMember::new(lanes.clone());
+                let wire = Wire { hello, lanes: lanes.clone(), to, client, dial, told };
+                let goal = (to, lanes);
                 let (near, messages) = (wire.clone(), outlet.clone());
-                tasks.spawn(keep_up(to, "messages", move || keep_connected(near.clone(), messages.clone())));
+                tasks.spawn(keep_up(goal.clone(), "messages", move || {
+                    keep_connected(near.clone(), messages.clone())
+                }));
                 let (near, queue) = (wire.clone(), Arc::new(Mutex::new(snapshot_queue)));
-                tasks.spawn(keep_up(to, "snapshots", move || {
+                tasks.spawn(keep_up(goal.clone(), "snapshots", move || {
                     send_snapshots(near.clone(), Arc::clone(&queue))
                 }));
                 let forwards = Arc::new(Mutex::new(forwards));
-                tasks.spawn(keep_up(to, "requests", move || {
+                tasks.spawn(keep_up(goal, "requests", move || {
                     forward_requests(wire.clone(), Arc::clone(&forwards))
                 }));
             }
             Err(error) if !complaints.is_news(&address) => drop(error),
             Err(error) => {
-                tracing::error!(member = to.0, address, %error, "a member's address cannot be used");
+                let node = name_of(to, &lanes);
+                tracing::error!(member = to.0, node, address, %error, "a member's address cannot be used");
             }
         }
         Self { address, key, outlet, frames: Vec::new(), snapshots, forwarder, _tasks: tasks }
@@ -118,9 +123,13 @@ pub(super) fn client(dial: &Dial) -> PeerClient<Channel> {
 
 /// Runs a task of a link, and starts it again if it panics. Input from another node must not end a link for
 /// ever while the node seems well.
-async fn keep_up<F: Future<Output = ()>>(to: MemberId, what: &str, begin: impl Fn() -> F) {
+async fn keep_up<F: Future<Output = ()>>((to, lanes): (MemberId, Lanes), what: &str, begin: impl Fn() -> F) {
     while AssertUnwindSafe(begin()).catch_unwind().await.is_err() {
-        tracing::error!(member = to.0, "a link to a member panicked ({what}); it begins again");
+        tracing::error!(
+            member = to.0,
+            node = name_of(to, &lanes),
+            "a link to a member panicked ({what}); it begins again"
+        );
         sleep(PANIC_PAUSE).await;
     }
 }
@@ -130,11 +139,13 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::peers::hello::tests::status;
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_begins_again_and_one_that_ends_does_not() {
         let begun = AtomicU32::new(0);
-        keep_up(MemberId(2), "tests", async || {
+        let lanes = crate::lane::tests::lanes(status(vec![], &[], 1));
+        keep_up((MemberId(2), lanes), "tests", async || {
             assert!(begun.fetch_add(1, Ordering::Relaxed) > 1, "as it is meant to");
         })
         .await;

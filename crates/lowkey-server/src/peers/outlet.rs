@@ -458,14 +458,9 @@ mod tests {
     fn wire_to(address: &str, key: Option<lowkey_core::KeyHash>) -> Wire {
         let hello = Arc::new(hello(1));
         let dial = Dial::new(Arc::clone(&hello.tls), address.to_owned(), key).unwrap();
-        Wire {
-            hello,
-            lanes: crate::lane::tests::lanes(status(vec![], &[], 1)),
-            to: MemberId(2),
-            client: client(&dial),
-            dial,
-            told: OfMember::default(),
-        }
+        let lanes = crate::lane::tests::lanes(status(vec![], &[], 1));
+        let told = OfMember::new(lanes.clone());
+        Wire { hello, lanes, to: MemberId(2), client: client(&dial), dial, told }
     }
 
     /// A peer that accepts a call, reads the hello, and then says this.

@@ -20,7 +20,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
-use super::complaints::Rarely;
+use super::complaints::{Rarely, name_of};
 use super::link::Wire;
 use super::proto::{SnapshotChunk, SnapshotId, SnapshotOffer};
 use crate::lane::Lane;
@@ -78,13 +78,14 @@ pub(super) async fn send_snapshots(mut wire: Wire, queue: Arc<tokio::sync::Mutex
         let started = Instant::now();
         match send(&mut wire, &delivery.lane, index, message).await {
             Ok(Sent { size_bytes, offers }) => {
-                let took = started.elapsed();
-                tracing::info!(member = wire.to.0, index, size_bytes, offers, ?took, "sent a snapshot");
+                let (node, took) = (name_of(wire.to, &wire.lanes), started.elapsed());
+                tracing::info!(member = wire.to.0, node, index, size_bytes, offers, ?took, "sent a snapshot");
                 delivery.done();
             }
             Err(cause) => {
                 if complaints.is_news(&cause) {
-                    tracing::warn!(member = wire.to.0, index, cause, "a snapshot could not be sent");
+                    let node = name_of(wire.to, &wire.lanes);
+                    tracing::warn!(member = wire.to.0, node, index, cause, "a snapshot could not be sent");
                 }
                 sleep(FAILURE_PAUSE).await;
             }

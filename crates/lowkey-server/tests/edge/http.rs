@@ -243,6 +243,16 @@ async fn the_root_says_what_this_is_and_where_to_look() {
     assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(told["grpc"], edge.grpc.to_string());
     assert_eq!(told["calls"]["GET /v1/lock"], "name=LOCK_NAME");
+    // What goes on for ever is not among the calls, and is found all the same.
+    for (stream, example) in told["streams"].as_object().unwrap() {
+        let (method, path) = stream.split_once(' ').unwrap();
+        let document = edge.get("/openapi.json").await.json();
+        let operation = &document["paths"][path][method.to_lowercase()];
+        let (parameter, _) = example.as_str().unwrap().split_once('=').unwrap();
+        let parameters = operation["parameters"].as_array().unwrap();
+        assert!(parameters.iter().any(|it| it["name"] == parameter), "{stream}: {operation}");
+    }
+    assert_eq!(told["streams"].as_object().unwrap().len(), 2);
     for link in told["links"].as_object().unwrap().values() {
         assert_eq!(edge.get(link.as_str().unwrap()).await.status, 200, "{link}");
     }

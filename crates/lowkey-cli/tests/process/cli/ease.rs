@@ -236,6 +236,34 @@ fn a_wrong_value_of_the_environment_is_told_with_its_variable() {
     assert!(done.complaint(64).contains("LOWKEY_BOOTSTRAP"), "{done:?}");
 }
 
+/// As flags.md says of all flags without a value.
+#[test]
+fn flags_without_a_value_take_every_usual_word_from_the_environment() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/flags.md"));
+    let page = page.unwrap();
+    let variables: Vec<&str> = page
+        .lines()
+        .filter_map(|line| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let (flag, variable, usual) = (cells.get(1)?, cells.get(2)?, cells.get(3)?);
+            let has_no_value = flag.starts_with("`--") && !flag.contains(' ') && *usual == "off";
+            has_no_value.then(|| variable.trim_matches('`'))
+        })
+        .filter(|variable| variable.starts_with("LOWKEY_"))
+        .collect();
+    assert!(variables.len() >= 5 && variables.contains(&"LOWKEY_METRICS_OPEN"), "{variables:?}");
+    for variable in variables {
+        for word in ["true", "1", "yes", "false", "0", "no"] {
+            // A flag that there is none of: the words are read before that is said.
+            let mut command = lowkey();
+            command.args(["server", "--raft-addr", "nonsense"]).env(variable, word).stdin(Stdio::null());
+            let done = Running::start(&mut command).done();
+            let complaint = done.complaint(64);
+            assert!(complaint.contains("nonsense"), "{variable}={word}: {complaint}");
+        }
+    }
+}
+
 #[test]
 fn a_name_below_a_held_subtree_is_not_said_to_be_free() {
     let (_folder, _node, service) = one_node();

@@ -134,8 +134,12 @@ fn a_member_that_is_away_is_complained_about_once() {
     let others = [leader, (leader + 2) % 3];
     let complaints =
         |number: usize| cluster.nodes[number].log_text().matches("cannot reach a member").count();
+    let named = format!("node={}", cluster.nodes[away].name);
     for number in others {
         eventually("it says that a member is away", || (complaints(number) > 0).then_some(()));
+        let log = cluster.nodes[number].log_text();
+        let line = log.lines().find(|line| line.contains("cannot reach a member")).unwrap();
+        assert!(line.contains(&named), "by its name, {named}: {line}");
     }
     // Many attempts later it has not been said again: another cause would be, but only now and then.
     let attempts = Duration::from_secs(2);

@@ -72,6 +72,13 @@ fn a_cluster_counts_what_it_does_and_no_label_grows_with_the_data() {
     assert!(scrape.get("lowkey_applied_entries_total") >= 21.0);
     let lags = scrape.0.keys().filter(|sample| sample.starts_with("lowkey_member_lag_entries{"));
     assert_eq!(lags.count(), 2);
+    // By name: an alert that says "member 2" sends a person to look for who that is.
+    let told = follower.ok("GET", "/v1/status", "");
+    let members = told["peers"].as_array().unwrap();
+    let number = |name: &str| members.iter().find(|it| it["nodeId"] == name).unwrap()["memberId"].clone();
+    let (member, node) = (number(&follower.name), &follower.name);
+    let reachable = format!(r#"lowkey_member_reachable{{member={member},node="{node}"}}"#);
+    assert_eq!(scrape.get(&reachable), 1.0);
     assert_eq!(Scrape::of(follower).get("lowkey_is_leader"), 0.0);
 
     // The brief lease runs out, and every node counts that once.

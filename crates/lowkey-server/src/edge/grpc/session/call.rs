@@ -10,11 +10,11 @@ use futures::{FutureExt, Stream, StreamExt};
 use lowkey_api::v1::session_answer::Answer;
 use lowkey_api::v1::session_call::Call;
 use lowkey_api::v1::{EventType, RenewLeases, WatchEvent};
-use lowkey_api::{ApiError, Reason};
+use lowkey_api::{ApiError, Reason, v1};
 use lowkey_core::limits::REQUEST_BYTES_MAX;
 use tokio::task::JoinSet;
 
-use crate::call::calls;
+use crate::call::{Cost, calls};
 use crate::edge::budget::{Account, CALL_BYTES, Charge, Urgency};
 use crate::edge::{EventStream, Node, Shown, fault};
 
@@ -47,16 +47,28 @@ pub(super) fn bytes(call: &Call) -> usize {
 /// Renewals, releases and revocations are urgent. A client that has asked for too much must not lose its
 /// leases because of that, and may always give something up.
 pub(super) fn urgency(call: &Call) -> Urgency {
-    match call {
-        Call::RenewLeases(_) | Call::ReleaseLock(_) | Call::RevokeLease(_) => Urgency::Urgent,
-        _ => Urgency::Usual,
-    }
+    Urgency::of(cost(call))
 }
 
-/// Whether the answer may be large.
-fn is_large(call: &Call) -> bool {
-    matches!(call, Call::GetLock(_) | Call::GetLease(_))
+macro_rules! cost {
+    ($($_service:ident { $(
+        $_name:ident($Request:ty) -> $_response:ty {
+            node: $_node:tt
+            grpc: $_grpc:tt
+            http: $_http:tt
+            session: { $($Variant:ident)? }
+        }
+    )* })*) => {
+        fn cost(call: &Call) -> Cost {
+            match call {
+                $($($( Call::$Variant(_) => <$Request as crate::call::Call>::COST, )?)*)*
+                Call::RenewLeases(_) => <RenewLeases as crate::call::Call>::COST,
+                Call::Watch(_) | Call::Cancel(_) => Cost::Usual,
+            }
+        }
+    };
 }
+calls!(cost);
 
 /// Whether only the client decides how long the call takes.
 pub(super) fn waits(call: &Call) -> bool {
@@ -117,7 +129,7 @@ pub(super) fn answer<N: Node>(
     seq: u64,
     call: Call,
 ) -> impl Future<Output = (u64, Outcome)> + Send + use<N> {
-    let is_large = is_large(&call);
+    let is_large = cost(&call) == Cost::Large;
     let asked = outcome(Arc::clone(node), shown.clone(), call);
     let asked = match is_large {
         true => Either::Left(charged(asked, Arc::clone(account)).boxed()),
