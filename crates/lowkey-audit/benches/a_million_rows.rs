@@ -4,15 +4,16 @@
 
 use std::time::{Duration, Instant};
 
-use lowkey_audit::{Options, Query, Reader, Recorder};
+use lowkey_audit::{Options, Position, Query, Reader, Recorder};
 use lowkey_core::{Cause, EndedGrant, LeaseId, LockName, Mode, OwnerId, Scope, Token, Ttl};
 
 const ROWS: u64 = 1_000_000;
 const LOCKS: u64 = 10_000;
 
-fn ended(number: u64) -> Box<EndedGrant> {
+/// One of many locks, or always the same one.
+fn ended(number: u64, locks: u64) -> Box<EndedGrant> {
     Box::new(EndedGrant {
-        lock: LockName::parse(&format!("jobs/team-{}/nightly", number * 7919 % LOCKS)).expect("a name"),
+        lock: LockName::parse(&format!("jobs/team-{}/nightly", number * 7919 % locks)).expect("a name"),
         token: Token(number),
         owner: OwnerId::parse(&format!("worker-{}", number % 100)).expect("an owner"),
         lease: LeaseId(number),
@@ -30,6 +31,13 @@ fn ended(number: u64) -> Box<EndedGrant> {
 }
 
 fn main() {
+    println!("{LOCKS} locks");
+    measure(LOCKS);
+    println!("one hot lock");
+    measure(1);
+}
+
+fn measure(locks: u64) {
     let folder = tempfile::tempdir().expect("a folder");
     let options = Options { queue_bytes: 1 << 30, ..Options::new(folder.path().into(), "c".into()) };
     let recorder =
@@ -37,7 +45,7 @@ fn main() {
     let feed = recorder.feed();
     let began = Instant::now();
     for number in 1..=ROWS {
-        feed.applied(2 * number - 1, 2 * number + 1, vec![(2 * number + 1, 1, ended(number))]);
+        feed.applied(2 * number - 1, 2 * number + 1, vec![(2 * number + 1, 1, ended(number, locks))]);
     }
     while feed.standing().recorded < 2 * ROWS + 1 {
         std::thread::sleep(Duration::from_millis(5));
@@ -48,7 +56,7 @@ fn main() {
     println!("{} MiB in files", feed.standing().bytes >> 20);
 
     let reader = Reader::new(folder.path());
-    let lock = |number: u64| Some(format!("jobs/team-{}/nightly", number % LOCKS));
+    let lock = |number: u64| Some(format!("jobs/team-{}/nightly", number % locks));
     let time = |what: &str, ask: &dyn Fn(u64) -> Query| {
         let mut times: Vec<Duration> = (0..50)
             .map(|number| {
@@ -66,6 +74,14 @@ fn main() {
     time("the last 20 of a lock", &|number| Query { lock: lock(number * 37), ..newest.clone() });
     let first = Query { count_max: 20, ..Query::default() };
     time("by token", &|number| Query { token: Some(1 + number * 19_997), ..first.clone() });
+    // As `explain --token` asks: what ended before the token was granted is not looked through.
+    time("by lock and token, and the next", &|number| Query {
+        lock: lock(0),
+        token_above: Some(1 + number * 19_997 / locks),
+        after: Position { revision: 2 * (1 + number * 19_997 / locks), ordinal: 0 },
+        count_max: 1,
+        ..Query::default()
+    });
     time("by owner, the last 20", &|number| Query {
         owner: Some(format!("worker-{number}")),
         ..newest.clone()

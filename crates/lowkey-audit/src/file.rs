@@ -16,6 +16,8 @@ use crate::row::{Gap, GapCause, Happening, Row};
 
 /// What a file has. `grants` has no key but its number: rows come in the order of their positions, so the number is in that
 /// order too, and a position is found by halves. The unique index is the key (a file is of one cluster), and finds tokens.
+/// The view is made anew by each version: its first columns have the names that tables of locks usually have, its last
+/// ones those of the API, and `detail` says the same as `Row::detail`.
 const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS about (
   one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -62,7 +64,8 @@ CREATE TABLE IF NOT EXISTS events (
   what TEXT NOT NULL,
   count INTEGER NOT NULL
 );
-CREATE VIEW IF NOT EXISTS fencing_token_log AS
+DROP VIEW IF EXISTS fencing_token_log;
+CREATE VIEW fencing_token_log AS
 SELECT
   lock AS key,
   token,
@@ -84,7 +87,28 @@ SELECT
   leader_changed,
   term,
   perhaps_uncommitted,
-  cluster
+  cluster,
+  lock,
+  owner,
+  lease,
+  ttl_seconds AS ttl,
+  strftime('%Y-%m-%dT%H:%M:%fZ', ended_unix_ms / 1000.0, 'unixepoch') AS ended_at,
+  cause,
+  substr(
+    CASE
+      WHEN silent_ms IS NULL THEN ''
+      WHEN leader_changed THEN '; not renewed for ' || printf('%d.%02d', silent_ms / 1000, silent_ms % 1000 / 10)
+        || ' s since the leader changed'
+      ELSE '; last renewal ' || printf('%d.%02d', silent_ms / 1000, silent_ms % 1000 / 10)
+        || ' s before, no leader change'
+    END
+    || CASE WHEN silent_ms IS NOT NULL AND stalled_ms > 0 THEN '; '
+        || printf('%d.%02d', stalled_ms / 1000, stalled_ms % 1000 / 10)
+        || ' s were given back for the leader''s own stall' ELSE '' END
+    || CASE WHEN actor IS NULL THEN '' ELSE '; by ' || actor END
+    || CASE WHEN perhaps_uncommitted
+        THEN '; perhaps uncommitted: from the log of the one node that was left' ELSE '' END,
+    3) AS detail
 FROM grants, about;
 ";
 

@@ -74,11 +74,17 @@ impl Reader {
         let mut begins: Option<u64> = None;
         let mut before: Option<(String, u64)> = None;
         for (_, path) in files {
-            // A file may be deleted meanwhile, or be damaged: its rows are missing then, and nothing else.
+            // A file may be deleted meanwhile, or be damaged: its rows are missing then, and nothing else. That shows
+            // between the files beside it.
             let Ok(connection) = read_only(&path) else { continue };
             let Ok(Some(about)) = FileAbout::read(&connection) else { continue };
             begins = Some(begins.map_or(about.begins_after, |begins| begins.min(about.begins_after)));
-            gaps.extend(read_gaps(&connection)?);
+            let unreadable =
+                Gap { after: about.begins_after, through: about.through, cause: GapCause::Deleted };
+            match read_gaps(&connection) {
+                Ok(known) => gaps.extend(known),
+                Err(_) => gaps.push(unreadable),
+            }
             // Between two files nothing is missing, unless one was lost.
             if let Some((cluster, through)) = &before
                 && *cluster == about.cluster
@@ -101,9 +107,12 @@ impl Reader {
                 page.through = page.through.max(Position::end_of(about.through));
                 continue;
             }
-            let found = rows(&connection, &about.cluster, query, wanted)?;
-            let is_full = found.len() == wanted;
-            page.rows.extend(found);
+            let already = page.rows.len();
+            if rows(&connection, &about.cluster, query, wanted, &mut page.rows).is_err() {
+                // A damaged page. What lies before it was read, and of the rest nobody can say what it was.
+                gaps.push(unreadable);
+            }
+            let is_full = page.rows.len() - already == wanted;
             page.through = match page.rows.last().filter(|_| is_full) {
                 Some(last) => last.ended,
                 None => page.through.max(Position::end_of(about.through)),
@@ -126,26 +135,9 @@ impl Reader {
         for (_, path) in self.shelf.files()?.into_iter().rev() {
             let Ok(connection) = read_only(&path) else { continue };
             let Ok(Some(about)) = FileAbout::read(&connection) else { continue };
-            let sql = "SELECT unix_ms, kind, term, what, count FROM events WHERE unix_ms >= ?1 \
-                       ORDER BY rowid DESC LIMIT ?2";
-            let mut statement = connection.prepare(sql)?;
-            let left = signed((count_max - happenings.len()) as u64);
-            let found = statement.query_map(params![signed(since_unix_ms), left], |row| {
-                let kind: String = row.get(1)?;
-                Ok(HappeningKind::named(&kind)
-                    .map(|kind| (row.get(0), kind, row.get(2), row.get(3), row.get(4))))
-            })?;
-            for (unix_ms, kind, term, what, count) in
-                found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten()
-            {
-                happenings.push(Happening {
-                    unix_ms: unsigned(unix_ms?),
-                    kind,
-                    term: unsigned(term?),
-                    what: what?,
-                    count: unsigned(count?),
-                });
-            }
+            let left = count_max - happenings.len();
+            // What a damaged file cannot tell is left out: nothing is decided by it.
+            happenings.extend(happenings_of(&connection, since_unix_ms, left).unwrap_or_default());
             if happenings.len() >= count_max || about.begun_unix_ms < since_unix_ms {
                 break;
             }
@@ -153,6 +145,29 @@ impl Reader {
         happenings.reverse();
         Ok(happenings)
     }
+}
+
+/// What happened to the cluster, as one file tells it; the latest first.
+fn happenings_of(
+    connection: &Connection,
+    since_unix_ms: u64,
+    count_max: usize,
+) -> Result<Vec<Happening>, AuditError> {
+    let sql = "SELECT unix_ms, kind, term, what, count FROM events WHERE unix_ms >= ?1 \
+               ORDER BY rowid DESC LIMIT ?2";
+    let mut statement = connection.prepare(sql)?;
+    let found = statement.query_map(params![signed(since_unix_ms), signed(count_max as u64)], |row| {
+        let kind: String = row.get(1)?;
+        let Some(kind) = HappeningKind::named(&kind) else { return Ok(None) };
+        Ok(Some(Happening {
+            unix_ms: unsigned(row.get(0)?),
+            kind,
+            term: unsigned(row.get(2)?),
+            what: row.get(3)?,
+            count: unsigned(row.get(4)?),
+        }))
+    })?;
+    Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
 /// False if nothing in a file can match.
@@ -175,13 +190,14 @@ fn relevant(mut gaps: Vec<Gap>, query: &Query, page: &Page) -> Vec<Gap> {
     gaps
 }
 
-/// The rows of one file.
+/// The rows of one file. If there is an error, those before it are in `page` all the same.
 fn rows(
     connection: &Connection,
     cluster: &str,
     query: &Query,
     count_max: usize,
-) -> Result<Vec<Row>, AuditError> {
+    page: &mut Vec<Row>,
+) -> Result<(), AuditError> {
     let mut conditions = Vec::new();
     let mut values = Vec::new();
     let mut must = |condition: &str, value: Value| {
@@ -220,8 +236,10 @@ fn rows(
     let order = if query.newest_first { "DESC" } else { "ASC" };
     let sql = format!("SELECT {COLUMNS} FROM grants WHERE {filter} ORDER BY id {order} LIMIT {count_max}");
     let mut statement = connection.prepare(&sql)?;
-    let found = statement.query_map(params_from_iter(values), |row| read_row(row, cluster))?;
-    Ok(found.collect::<Result<_, _>>()?)
+    for row in statement.query_map(params_from_iter(values), |row| read_row(row, cluster))? {
+        page.push(row?);
+    }
+    Ok(())
 }
 
 /// The number of the last row up to a position. Numbers have no holes and rise with the positions, so it is found by

@@ -28,6 +28,9 @@ const RETIRE: Duration = Duration::from_secs(60);
 const ROWS_PER_WRITE: usize = 8_192;
 /// About what a row takes in the queue, beside its texts.
 const ROW_BYTES: usize = 240;
+/// What a batch takes in the queue, with rows or without: batches without rows would otherwise gather without bound
+/// while those with rows are dropped between them.
+const BATCH_BYTES: usize = 128;
 /// So many happenings wait at most.
 const HAPPENINGS_MAX: usize = 1_024;
 
@@ -94,10 +97,23 @@ struct Batch {
     cause: GapCause,
 }
 
+impl Batch {
+    /// Nothing is known up to this revision, and from there on all.
+    fn mark(index: u64, cause: GapCause) -> Self {
+        Self { after: index, through: index, rows: Vec::new(), bytes: BATCH_BYTES, cause }
+    }
+
+    fn is_mark(&self) -> bool {
+        self.after == self.through && self.rows.is_empty()
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     batches: VecDeque<Batch>,
     bytes: usize,
+    /// What ended through this revision was dropped, if nothing was taken in since.
+    dropped_through: Option<u64>,
     happenings: Vec<Happening>,
     wants_sync: bool,
     /// Somebody waits for what is in the queue.
@@ -127,20 +143,27 @@ impl Feed {
     /// of each, in order.
     pub fn applied(&self, after: u64, through: u64, ended: Vec<(u64, u64, Box<EndedGrant>)>) {
         let mut queue = self.0.lock();
+        let goes_on = queue
+            .batches
+            .back()
+            .is_some_and(|last| last.through == after && last.rows.len() + ended.len() <= ROWS_PER_WRITE);
         let bytes = ended.iter().map(|(_, _, grant)| bytes_of(grant)).sum::<usize>();
-        if queue.bytes + bytes > self.0.queue_bytes {
-            // Behind it a gap shows by itself.
+        let bytes = if goes_on { bytes } else { bytes + BATCH_BYTES };
+        if bytes > 0 && queue.bytes + bytes > self.0.queue_bytes {
+            // A gap shows behind the next batch that fits.
             queue.standing.dropped_rows += ended.len() as u64;
+            queue.dropped_through = Some(through);
             return;
         }
         queue.bytes += bytes;
-        match queue.batches.back_mut() {
-            Some(last) if last.through == after && last.rows.len() + ended.len() <= ROWS_PER_WRITE => {
+        queue.dropped_through = None;
+        match queue.batches.back_mut().filter(|_| goes_on) {
+            Some(last) => {
                 last.through = through;
                 last.rows.extend(ended);
                 last.bytes += bytes;
             }
-            _ => {
+            None => {
                 let cause = GapCause::Lost;
                 queue.batches.push_back(Batch { after, through, rows: ended, bytes, cause });
             }
@@ -150,8 +173,14 @@ impl Feed {
     /// What was applied next begins behind this revision: a snapshot took the place of what led to it.
     pub fn reset(&self, index: u64) {
         let mut queue = self.0.lock();
-        let cause = GapCause::Snapshot;
-        queue.batches.push_back(Batch { after: index, through: index, rows: Vec::new(), bytes: 0, cause });
+        queue.dropped_through = None;
+        match queue.batches.back_mut().filter(|last| last.is_mark()) {
+            Some(last) => *last = Batch { bytes: last.bytes, ..Batch::mark(index, GapCause::Snapshot) },
+            None => {
+                queue.bytes += BATCH_BYTES;
+                queue.batches.push_back(Batch::mark(index, GapCause::Snapshot));
+            }
+        }
     }
 
     /// Something happened to the cluster. If too much does, it is dropped.
@@ -202,9 +231,8 @@ impl Recorder {
         applied: u64,
         tell: impl Fn(Result<(), &AuditError>) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let cause = GapCause::Unrecorded;
-        let first = Batch { after: applied, through: applied, rows: Vec::new(), bytes: 0, cause };
-        let queue = Queue { batches: VecDeque::from([first]), ..Queue::default() };
+        let first = Batch::mark(applied, GapCause::Unrecorded);
+        let queue = Queue { bytes: first.bytes, batches: VecDeque::from([first]), ..Queue::default() };
         let shared = Arc::new(Shared {
             queue: Mutex::new(queue),
             changed: Condvar::new(),
@@ -325,6 +353,15 @@ impl Writer {
             queue.bytes -= batch.bytes;
             rows += batch.rows.len();
             batches.push(batch);
+        }
+        if let Some(through) = queue.dropped_through.filter(|_| queue.batches.is_empty()) {
+            // Nothing that fits came behind it: the gap is declared all the same, or what waits for the recorder would
+            // wait for the next grant.
+            queue.dropped_through = None;
+            match batches.last_mut().filter(|last| last.is_mark()) {
+                Some(last) => (last.after, last.through) = (through, through),
+                None => batches.push(Batch::mark(through, GapCause::Lost)),
+            }
         }
         // The rest at once.
         queue.is_urgent = !queue.batches.is_empty();

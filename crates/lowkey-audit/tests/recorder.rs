@@ -200,6 +200,8 @@ fn what_does_not_fit_into_the_queue_is_a_declared_gap() {
     assert!((30..50).contains(&dropped), "{dropped}");
     fs::remove_file(&blocked).unwrap();
     until("it works again", || feed.standing().failure.is_none());
+    // Also if nothing comes behind what was dropped.
+    recorded(&feed, 51);
     feed.applied(51, 60, vec![(60, 1, ended("a", 60))]);
     recorded(&feed, 60);
     let page = find(&blocked, &all());
@@ -207,6 +209,29 @@ fn what_does_not_fit_into_the_queue_is_a_declared_gap() {
     assert_eq!(page.gaps, [gap(kept + 1, 51, GapCause::Lost)]);
     assert_eq!(page.rows.len() as u64, kept + 1);
     assert_eq!(feed.standing().failures, 1);
+}
+
+#[test]
+fn what_waits_is_bounded_also_where_no_grant_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocked = folder.path().join("audit");
+    fs::write(&blocked, "in the way").unwrap();
+    let recorder = start(Options { queue_bytes: 2_000, ..options(&blocked) }, 1);
+    let feed = recorder.feed();
+    until("it says that it fails", || feed.standing().failure.is_some());
+    for token in 1..=2_000 {
+        feed.applied(2 * token - 1, 2 * token, vec![(2 * token, 1, ended("a", token))]);
+        feed.applied(2 * token, 2 * token + 1, Vec::new());
+        feed.reset(2 * token + 1);
+    }
+    fs::remove_file(&blocked).unwrap();
+    until("it works again", || feed.standing().failure.is_none());
+    recorded(&feed, 4_001);
+    let page = find(&blocked, &all());
+    // Each batch that had waited would have a gap before it.
+    assert!(page.gaps.len() < 50, "{}", page.gaps.len());
+    let last = page.gaps.last().unwrap();
+    assert_eq!(last.through, 4_001);
 }
 
 #[test]
@@ -235,6 +260,51 @@ fn a_damaged_file_is_left_alone_and_another_is_begun() {
     recorded(&recorder.feed(), 2);
     assert_eq!(tokens(&find(folder.path(), &all())), [1]);
     assert_eq!(fs::read(folder.path().join("grants-000001.sqlite")).unwrap(), vec![7; 8192]);
+}
+
+#[test]
+fn a_damaged_page_costs_its_file_and_is_declared() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = Options { file_bytes: 200_000, ..options(folder.path()) };
+    let recorder = start(small, 1);
+    let feed = recorder.feed();
+    for token in 1..=5_000 {
+        feed.applied(token, token + 1, vec![(token + 1, 1, ended(&format!("lock-{token}"), token))]);
+        if token % 500 == 0 {
+            recorded(&feed, token + 1);
+        }
+    }
+    recorded(&feed, 5_001);
+    drop(recorder);
+    let everything = Query { count_max: 100_000, ..all() };
+    let whole = find(folder.path(), &everything);
+    assert_eq!((whole.rows.len(), &whole.gaps), (5_000, &vec![]));
+    // All pages but the first, which says what the file is.
+    let second = folder.path().join("grants-000002.sqlite");
+    let mut bytes = fs::read(&second).unwrap();
+    bytes[4_096 * 8..].fill(7);
+    fs::write(&second, bytes).unwrap();
+    let page = find(folder.path(), &everything);
+    let [lost] = page.gaps[..] else { panic!("one gap is declared: {:?}", page.gaps) };
+    assert_eq!(lost.cause, GapCause::Deleted);
+    // What lies outside is there, as far as the newest.
+    let outside = |row: &&Row| row.ended.revision <= lost.after || row.ended.revision > lost.through;
+    let expected: Vec<&Row> = whole.rows.iter().filter(outside).collect();
+    assert!(expected.len() > 2_000, "{}", expected.len());
+    assert_eq!(page.rows.iter().filter(outside).collect::<Vec<_>>(), expected);
+    assert_eq!(page.through, whole.through);
+    // By token, by lock and from the end, too; and what happened beside the rows.
+    for query in [
+        Query { token: Some(lost.after + 100), ..everything.clone() },
+        Query { lock: Some("lock-1".into()), ..everything.clone() },
+        Query { newest_first: true, ..everything.clone() },
+    ] {
+        assert!(find(folder.path(), &query).gaps.contains(&lost), "{query:?}");
+    }
+    Reader::new(folder.path()).happenings(0, 10).unwrap();
+    // A file that is damaged from its beginning is a gap between the others.
+    fs::write(&second, vec![7; 8_192]).unwrap();
+    assert_eq!(find(folder.path(), &everything).gaps, [lost]);
 }
 
 #[test]
@@ -334,4 +404,53 @@ fn anybody_can_read_the_log_of_fencing_tokens() {
     let expected =
         ("a".into(), 42, "worker-0".into(), "1970-01-01T00:00:02.042Z".into(), "expired".into(), 30_020);
     assert_eq!(row.unwrap(), expected);
+}
+
+#[test]
+fn the_log_of_fencing_tokens_has_each_column_under_the_name_of_the_api_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("grants-000001.sqlite");
+    // A file of before, whose view has fewer columns.
+    drop(start(options(folder.path()), 1));
+    let old = "DROP VIEW fencing_token_log; CREATE VIEW fencing_token_log AS SELECT token FROM grants;";
+    rusqlite::Connection::open(&path).unwrap().execute_batch(old).unwrap();
+    let recorder = start(options(folder.path()), 1);
+    let silence = |stalled_ms, leader_changed| Some(Silence { silent_ms: 9_050, stalled_ms, leader_changed });
+    let grants = [
+        *ended("a", 1),
+        EndedGrant { silence: silence(0, false), ..*ended("a", 2) },
+        EndedGrant { silence: silence(1_204, true), ..*ended("a", 3) },
+        EndedGrant {
+            silence: None,
+            actor: Some(OwnerId::parse("ops").unwrap()),
+            cause: lowkey_core::Cause::Revoked,
+            ..*ended("a", 4)
+        },
+        EndedGrant { silence: None, ..*ended("a", 5) },
+    ];
+    let rows = grants.map(|grant| (5, 1, Box::new(grant)));
+    recorder.feed().applied(1, 5, rows.into());
+    recorded(&recorder.feed(), 5);
+    drop(recorder);
+    let lost = Row {
+        is_perhaps_uncommitted: true,
+        ..Row::new("c1", *ended("a", 6), Position { revision: 9, ordinal: 0 }, 1)
+    };
+    append_recovered(folder.path(), ("c1", 8, &[lost]), ("c2", 1 << 40), unix_ms()).unwrap();
+    let connection = rusqlite::Connection::open(path).unwrap();
+    let sql = "SELECT lock, owner, lease, mode, scope, ttl, asked_at, waited_ms, granted_at, granted_revision, ended_at, \
+               ended_revision, cause, term, cluster, token, detail FROM fencing_token_log ORDER BY token";
+    let mut statement = connection.prepare(sql).unwrap();
+    let told: Vec<(String, i64, String, String)> = statement
+        .query_map([], |row| Ok((row.get("lock")?, row.get("token")?, row.get("cause")?, row.get("detail")?)))
+        .unwrap()
+        .collect::<Result<_, _>>()
+        .unwrap();
+    let expected: Vec<_> = find(folder.path(), &all())
+        .rows
+        .iter()
+        .map(|row| (row.lock.clone(), row.token as i64, row.cause.name().to_owned(), row.detail()))
+        .collect();
+    assert_eq!(told.len(), 6);
+    assert_eq!(told, expected);
 }

@@ -343,7 +343,7 @@ const HELP: &[Help] = &[
         command: "server",
         examples: &[
             "lowkey --bootstrap --data-dir ./data",
-            "lowkey server --join 10.0.0.1:9000 --node-id node-2 --insecure --raft-addr 10.0.0.2:7000",
+            "lowkey server --join-token-file join-token --node-id node-2 --raft-addr 10.0.0.2:7000",
             "lowkey --cluster-of 3 --join 10.0.0.1:9000,10.0.0.2:9000,10.0.0.3:9000 --form-secret-file secret",
             "lowkey --bootstrap --tls-cert certs/node.pem --tls-key certs/node-key.pem",
             "lowkey --bootstrap --backup-to s3://backups/lowkey --backup-every 10m --backup-keep 48",

@@ -163,7 +163,7 @@ pub(crate) struct ServerArgs {
     )]
     tls_client_ca: Option<PathBuf>,
 
-    /// Allow listening beyond loopback without TLS: clients are not encrypted, and nodes may join without an invitation
+    /// Trust the network: allow client ports beyond loopback without TLS, and nodes that join without an invitation
     #[arg(long, env = "LOWKEY_INSECURE", value_parser = BoolishValueParser::new(), help_heading = "Addresses")]
     insecure: bool,
 
@@ -375,25 +375,17 @@ fn start_logging(args: &ServerArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// A port that others can reach without encryption is opened only by someone who means it.
+/// A port that others can reach without encryption is opened only by someone who means it. The nodes' own port is not
+/// among them: what is said there is always encrypted, and both ends prove who they are.
 fn check_exposure(args: &ServerArgs) -> Result<(), String> {
-    let has_tls = args.tls_cert.is_some();
-    let ports = [
-        ("--raft-addr", &args.raft_addr, false),
-        ("--grpc-addr", &args.grpc_addr, has_tls),
-        ("--http-addr", &args.http_addr, has_tls),
-    ];
-    let ports = ports.map(|(flag, listen, is_encrypted)| (flag, listen.address, is_encrypted));
-    let exposed =
-        ports.into_iter().find(|(_, address, is_encrypted)| !address.ip().is_loopback() && !is_encrypted);
-    match exposed {
-        Some((flag, address, _)) if !args.insecure => {
-            let with_tls = if flag == "--raft-addr" { "" } else { "--tls-cert and --tls-key, or " };
-            Err(format!(
-                "{flag} {address} can be reached from other machines, and connections are not encrypted; add {with_tls}\
-                 --insecure if that network is trusted"
-            ))
-        }
+    let ports = [("--grpc-addr", &args.grpc_addr), ("--http-addr", &args.http_addr)];
+    let mut exposed = ports.iter().filter(|(_, listen)| !listen.address.ip().is_loopback());
+    match exposed.next() {
+        Some((flag, listen)) if args.tls_cert.is_none() && !args.insecure => Err(format!(
+            "{flag} {} can be reached from other machines, and clients' connections are not encrypted; add --tls-cert and \
+             --tls-key, or --insecure if that network is trusted",
+            listen.address
+        )),
         _ => Ok(()),
     }
 }

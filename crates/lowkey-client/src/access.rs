@@ -120,8 +120,8 @@ impl Client {
         ask!(self, Change, require_access(request)).map(drop)
     }
 
-    /// Who would have been refused in the last hour, had access been required: of the clients of the node that
-    /// this client is connected to.
+    /// Who would have been refused in the last hour, had access been required: by any node. One that did not
+    /// answer is among them, with a count of 0.
     pub async fn would_be_refused(&self) -> Result<Vec<WouldBeRefused>, Error> {
         let request = RequireAccessRequest { required: true, dry_run: true, request_id: String::new() };
         Ok(ask!(self, None, require_access(request))?.would_be_refused)

@@ -110,8 +110,10 @@ impl Model {
             }
             AccessChange::Require { required } => next.required = *required,
         }
-        // While access is required, and was or is to be, somebody must be left who can manage it.
-        (!next.required || next.has_admin()).then_some(next)
+        // While access is required, the last who can manage it cannot go; and it is not required without one.
+        let requires = matches!(change, AccessChange::Require { .. });
+        let must_have = next.required && (requires || self.has_admin());
+        (!must_have || next.has_admin()).then_some(next)
     }
 
     fn of(state: &State) -> Self {
@@ -309,6 +311,25 @@ fn there_may_be_only_so_much_of_everything() {
     assert_eq!(apply(names(33)), Err(Refusal::AccessLimit { what: "certificate names", max: 32 }));
 }
 
+fn beginning(keep_tokens: bool) -> NewBeginning {
+    let node = NodeInfo {
+        name: NodeName::parse("n1").unwrap(),
+        identity: Some(NodeIdentity([4; 16])),
+        raft_address: "a:1".into(),
+        grpc_address: "a:2".into(),
+        http_address: "a:3".into(),
+        command_version: lowkey_core::COMMAND_VERSION,
+        key_hash: None,
+    };
+    NewBeginning {
+        cluster: ClusterId([9; 16]),
+        node,
+        numbers: FirstNumbers::Unclaimed { unix_minutes: 5, spread: 0 },
+        keep_tokens,
+        quarantine: false,
+    }
+}
+
 #[test]
 fn a_cluster_that_begins_anew_does_not_come_back_open() {
     let mut state = State::new(ClusterId([7; 16]));
@@ -325,24 +346,54 @@ fn a_cluster_that_begins_anew_does_not_come_back_open() {
     for (revision, change) in (1..).zip(&changes) {
         assert!(state.apply(revision, 1, &command(change)).reply.is_ok(), "{change:?}");
     }
-    let node = NodeInfo {
-        name: NodeName::parse("n1").unwrap(),
-        identity: Some(NodeIdentity([4; 16])),
-        raft_address: "a:1".into(),
-        grpc_address: "a:2".into(),
-        http_address: "a:3".into(),
-        command_version: lowkey_core::COMMAND_VERSION,
-        key_hash: None,
-    };
-    let beginning = NewBeginning {
-        cluster: ClusterId([9; 16]),
-        node,
-        numbers: FirstNumbers::Unclaimed { unix_minutes: 5, spread: 0 },
-        keep_tokens: true,
-        quarantine: false,
-    };
-    let (anew, _) = state.begin_anew(beginning).unwrap();
+    let (anew, _) = state.begin_anew(beginning(true)).unwrap();
     assert_eq!(anew.access(), state.access());
     assert!(anew.access().is_required());
     assert_eq!(State::decode_snapshot(&anew.encode_snapshot()), Ok(anew));
+}
+
+/// No token is in a backup: a closed cluster comes back with principals that can prove nothing, and is put in order by those
+/// who may read a node's directory, in any order of steps.
+#[test]
+fn a_cluster_that_comes_back_without_tokens_is_put_in_order_step_by_step() {
+    let mut state = State::new(ClusterId([7; 16]));
+    let add = |principal: &str| AccessChange::AddPrincipal { principal: name(principal), names: vec![] };
+    let token = |principal: &str, byte: u8| AccessChange::AddToken {
+        principal: name(principal),
+        token: TokenId([byte; 8]),
+        hash: TokenHash([byte; 32]),
+    };
+    let grant = |principal: &str, path: &str, verb: Verb| AccessChange::Grant {
+        principal: name(principal),
+        path: GrantPath::parse(path).unwrap(),
+        verbs: [verb].into_iter().collect(),
+    };
+    let before = [
+        add("ops"),
+        token("ops", 1),
+        grant("ops", "/", Verb::Admin),
+        add("billing"),
+        token("billing", 2),
+        AccessChange::Require { required: true },
+    ];
+    for (revision, change) in (1..).zip(&before) {
+        assert!(state.apply(revision, 1, &command(change)).reply.is_ok(), "{change:?}");
+    }
+    let (mut state, _) = state.begin_anew(beginning(false)).unwrap();
+    assert!(state.access().is_required());
+    let first = state.revision();
+    let after = [
+        add("web"),
+        token("billing", 3),
+        grant("web", "web", Verb::Read),
+        AccessChange::RemovePrincipal { principal: name("web") },
+        token("ops", 4),
+    ];
+    for (revision, change) in (first + 1..).zip(&after) {
+        assert_eq!(state.apply(revision, 1, &command(change)).reply.err(), None, "{change:?}");
+    }
+    // From here on there is an admin again, and the last one stays.
+    let last = AccessChange::RevokeToken { token: TokenId([4; 8]) };
+    let refused = state.apply(first + 10, 1, &command(&last)).reply;
+    assert_eq!(refused, Err(Refusal::AdminNeeded));
 }

@@ -29,7 +29,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use lowkey_api::{ApiError, Reason};
-use lowkey_core::{Access, Caller, Denied};
+use lowkey_core::{Access, Caller, Denied, OwnerId};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -165,6 +165,9 @@ impl Guard {
     pub fn permit<T: Ruled>(&self, shown: &Shown, wanted: T) -> Result<Permitted<T>, ApiError> {
         if T::ALSO_WHILE_OPEN || !self.is_open() {
             self.judge(shown, rule_of(&wanted), T::ALSO_WHILE_OPEN)?;
+            if !self.is_required() {
+                self.rehearse_owner(shown, &wanted);
+            }
         }
         Ok(Permitted::new(wanted, shown.caller().clone()))
     }
@@ -205,6 +208,17 @@ impl Guard {
         };
         self.complaints.refused(Cause::of(refused.reason), shown.address());
         Err(refused)
+    }
+
+    /// Notes a client that would be refused by the leader, for the owner that it names.
+    fn rehearse_owner<T: Ruled>(&self, shown: &Shown, wanted: &T) {
+        let Some(Ok(owner)) = wanted.owner().map(OwnerId::parse) else { return };
+        let (table, rule) = (self.table(), rule_of(wanted));
+        if rule.judge(&table, shown.caller()).is_ok()
+            && let Err(denied) = table.judge_owner(shown.caller(), &owner)
+        {
+            self.rehearsal.note(shown, rule, &denied);
+        }
     }
 
     /// Judges again a client that was let in before. It is not a new refusal.

@@ -14,9 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowkey_api::{ApiError, Reason};
-use lowkey_audit::{Feed, Happening, HappeningKind, Options, Reader, Recorder, Standing};
+use lowkey_audit::{AuditError, Feed, Happening, HappeningKind, Options, Reader, Recorder, Standing};
 use lowkey_core::ClusterId;
 use lowkey_replica::{Output, Status, may_save_snapshot};
+use tokio::sync::Semaphore;
 
 use crate::config::AuditLimits;
 use crate::host::housekeeper::has_space;
@@ -26,6 +27,9 @@ use crate::node::unix_ms;
 pub(crate) const DIRECTORY: &str = "audit";
 /// How often the thread that makes snapshots looks whether the audit is durable.
 const LOOK: Duration = Duration::from_millis(10);
+/// So many questions are answered at a time: each holds a thread and a cache of SQLite, and competes for the disk with the
+/// log.
+const QUESTIONS_MAX: usize = 4;
 /// Refusals are counted together for so long.
 const REFUSALS: Duration = Duration::from_secs(60);
 
@@ -33,6 +37,8 @@ const REFUSALS: Duration = Duration::from_secs(60);
 pub(crate) struct Audit {
     feed: Feed,
     reader: Reader,
+    /// Each question that is being answered has one of these: they read whole files.
+    questions: Arc<Semaphore>,
     directory: PathBuf,
     /// Nothing once the node stops.
     recorder: Mutex<Option<Recorder>>,
@@ -74,6 +80,7 @@ impl Audit {
         Ok(Some(Arc::new(Self {
             feed: recorder.feed(),
             reader: Reader::new(&directory),
+            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
             directory,
             recorder: Mutex::new(Some(recorder)),
             refusals: Mutex::default(),
@@ -123,8 +130,25 @@ impl Audit {
         self.feed.hurry();
     }
 
-    pub(crate) fn reader(&self) -> Reader {
-        self.reader.clone()
+    /// Reads files, which may take long, beside the runtime's threads. So many at a time, and the others wait.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Reader) -> Result<T, AuditError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let failed =
+            |what: String| ApiError::new(Reason::Internal, format!("the audit cannot be read: {what}"));
+        let turn = Arc::clone(&self.questions).acquire_owned().await;
+        let turn = turn.map_err(|closed| failed(closed.to_string()))?;
+        let reader = self.reader.clone();
+        let asked = tokio::task::spawn_blocking(move || {
+            // Until the files are read, also if nobody waits for the answer any more.
+            let _turn = turn;
+            ask(&reader)
+        });
+        match asked.await {
+            Ok(found) => found.map_err(|error| failed(error.to_string())),
+            Err(error) => Err(failed(error.to_string())),
+        }
     }
 
     /// Tells who leads now, if that is another.

@@ -110,7 +110,7 @@ macro_rules! calls {
             LockService {
                 // Makes a lease.
                 CreateLease(v1::CreateLeaseRequest) -> v1::CreateLeaseResponse {
-                    node: { number: 1, changes: true, place: Root, needs: acquire, id: request_id }
+                    node: { number: 1, changes: true, place: Root, needs: acquire, id: request_id, owner: owner_id }
                     grpc: { create_lease short }
                     http: { POST "/v1/lease" r#"{"ownerId":"worker-1","ttlSeconds":10}"# }
                     session: { CreateLease }
@@ -146,7 +146,7 @@ macro_rules! calls {
                 }
                 // Acquires a lock, if need be after a wait.
                 AcquireLock(v1::AcquireLockRequest) -> v1::AcquireLockResponse {
-                    node: { number: 4, changes: true, place: Name(lock_name), needs: acquire, id: request_id }
+                    node: { number: 4, changes: true, place: Name(lock_name), needs: acquire, id: request_id, owner: owner_id }
                     grpc: { acquire_lock short }
                     http: {
                         POST "/v1/lock/acquire"
@@ -252,7 +252,7 @@ macro_rules! calls {
             ElectionService {
                 // Stands for election, if need be waiting. The leader is asked with AcquireLock.
                 Campaign(v1::CampaignRequest) -> v1::CampaignResponse {
-                    node: { changes: true, place: Name(election), needs: acquire, id: request_id }
+                    node: { changes: true, place: Name(election), needs: acquire, id: request_id, owner: owner_id }
                     grpc: { campaign }
                     http: {
                         POST "/v1/election/campaign"
@@ -432,6 +432,7 @@ macro_rules! declare {
                 $(, id: $id:ident)?
                 $(, ends: $ended:ident)?
                 $(, cost: $cost:ident)?
+                $(, owner: $owner:ident)?
             }
             $($_dialects:tt)*
         }
@@ -474,6 +475,12 @@ macro_rules! declare {
                 fn rule(&self) -> Rule<'_> {
                     needs!($needs, self)
                 }
+
+                $(
+                    fn owner(&self) -> Option<&str> {
+                        Some(&self.$owner)
+                    }
+                )?
             }
 
             $(
@@ -588,6 +595,9 @@ calls!(declare);
 /// The number of what a node asks every other one, the leader or not, in order to answer `GetClusterStatus`: how
 /// it is. It is in no row: its request is empty, and no replica is asked.
 pub(crate) const REPORT: u32 = 50;
+/// The number of what a node asks every other one in order to answer `RequireAccess` with `dry_run`: what it would have
+/// refused.
+pub(crate) const REHEARSED: u32 = 51;
 
 #[cfg(test)]
 mod tests {

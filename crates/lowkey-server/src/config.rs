@@ -35,7 +35,7 @@ pub struct Config {
     pub cluster_of: Option<ClusterOf>,
     /// The invitation to join with if the directory is empty.
     pub join_token: Option<JoinToken>,
-    /// The network is trusted: nodes may join without an invitation.
+    /// The network is trusted: client ports need no TLS, and nodes may join without an invitation.
     pub insecure: bool,
     /// Where to listen for peers.
     pub raft_listen: SocketAddr,

@@ -39,7 +39,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::access::Permitted;
 use crate::audit::Audit;
 use crate::backups::Backups;
-use crate::call::{REPORT, calls};
+use crate::call::{REHEARSED, REPORT, calls};
 use crate::edge::stopped;
 use crate::host::clock::Clock;
 use crate::lane::inbox::{Event, Inbox};
@@ -262,6 +262,7 @@ impl Service {
                 match operation {
                     // Of this node itself, in any state. The node that asks has judged who asked it.
                     REPORT => Outcome::Response(self.report().encode_to_vec()),
+                    REHEARSED => Outcome::Response(self.rehearsed().encode_to_vec()),
                     $($($( $number => self.answer::<$Request>(lane, request, caller).await, )?)*)*
                     _ => refusal(ApiError::new(
                         Reason::Internal,

@@ -7029,7 +7029,7 @@ type RequireAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether access is to be required.
 	Required bool `protobuf:"varint,1,opt,name=required,proto3" json:"required,omitempty"`
-	// Change nothing: tell who would have been refused in the last hour, on the node that is asked.
+	// Change nothing: tell who would have been refused in the last hour, on all nodes.
 	DryRun bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Names the call in errors. To repeat it is safe.
 	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`

@@ -1,6 +1,6 @@
 //! `access`: who may do what.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -13,6 +13,9 @@ use crate::output::{TextTable, print_json, print_token};
 
 /// The socket of an admin in a node's data directory.
 const SOCKET_NAME: &str = "admin.sock";
+/// Where a node's data is, for the node and for this.
+const DATA_DIR_VARIABLE: &str = "LOWKEY_DATA_DIR";
+const DATA_DIR_DEFAULT: &str = "./data";
 
 #[derive(Debug, Args)]
 pub(crate) struct AccessArgs {
@@ -63,7 +66,7 @@ enum TokenCommand {
 /// How to be an admin.
 #[derive(Clone, Debug, Args)]
 struct Admin {
-    /// Ask the node whose data is here, by the socket in it: who may read the directory is an admin
+    /// Ask the node whose data is here, by the socket in it: who may read the directory is an admin. Without it, --endpoints and a credential; then LOWKEY_DATA_DIR, LOWKEY_ENDPOINTS and ./data, the first that there is
     #[arg(long, value_name = "DIR", help_heading = "The service", conflicts_with = "admin_socket")]
     data_dir: Option<PathBuf>,
 
@@ -153,7 +156,7 @@ struct GrantArgs {
 
 #[derive(Debug, Args)]
 struct RequireArgs {
-    /// Change nothing: tell which clients of the last hour this node would have refused
+    /// Change nothing: tell which clients of the last hour the nodes would have refused
     #[arg(long, help_heading = "What to do", conflicts_with = "off")]
     dry_run: bool,
 
@@ -188,14 +191,43 @@ struct WhoamiArgs {
 
 impl Admin {
     /// The service as this admin reaches it.
-    fn service(&self) -> ServiceArgs {
-        let in_directory = self.data_dir.as_ref().map(|directory| directory.join(SOCKET_NAME));
+    fn service(&self) -> Result<ServiceArgs, CommandFailure> {
         let mut service = self.service.clone();
-        if let Some(socket) = self.admin_socket.clone().or(in_directory) {
+        if let Some(socket) = self.socket()? {
             service.endpoints = vec![format!("unix://{}", socket.display())];
             service.auth_file = None;
         }
-        service
+        Ok(service)
+    }
+
+    /// The socket to ask; nothing if nodes are to be asked by their ports.
+    ///
+    /// Nobody changes access without being an admin, so what was said last and most clearly decides: a flag, then what
+    /// proves somebody, then the environment, then what lies here.
+    fn socket(&self) -> Result<Option<PathBuf>, CommandFailure> {
+        let of = |directory: &Path| directory.join(SOCKET_NAME);
+        let named = self.admin_socket.clone().or_else(|| self.data_dir.as_deref().map(of));
+        let has_credential = self.service.auth_file.is_some() || self.service.cert.is_some();
+        if named.is_some() || has_credential || is_given("--endpoints") {
+            return Ok(named);
+        }
+        if let Some(directory) = std::env::var_os(DATA_DIR_VARIABLE).filter(|text| !text.is_empty()) {
+            return Ok(Some(of(Path::new(&directory))));
+        }
+        if std::env::var_os("LOWKEY_ENDPOINTS").is_some() {
+            return Ok(None);
+        }
+        let here = of(Path::new(DATA_DIR_DEFAULT));
+        if here.exists() {
+            return Ok(Some(here));
+        }
+        let line = format!(
+            "this is for admins, and nothing says that you are one: on the machine of a node name its data directory \
+             (--data-dir DIR or {DATA_DIR_VARIABLE}; there is no {} here), elsewhere --endpoints and a credential \
+             (LOWKEY_AUTH_FILE, or LOWKEY_CERT and LOWKEY_KEY)",
+            here.display()
+        );
+        Err(CommandFailure::new(exit::USAGE, line))
     }
 
     /// Asks for one thing.
@@ -203,12 +235,23 @@ impl Admin {
         &self,
         asking: impl FnOnce(Client, ServiceArgs) -> F,
     ) -> ExitCode {
-        let service = self.service();
+        let service = match self.service() {
+            Ok(service) => service,
+            Err(failure) => return failure.report(self.service.json),
+        };
         service.carry_out(async {
             let client = service.connect().await?;
             asking(client, service.clone()).await
         })
     }
+}
+
+/// Whether a flag stands on the command line: its value may as well be the default, or from the environment.
+fn is_given(flag: &str) -> bool {
+    std::env::args_os().any(|argument| {
+        let text = argument.to_string_lossy();
+        text == flag || text.strip_prefix(flag).is_some_and(|rest| rest.starts_with('='))
+    })
 }
 
 pub(crate) fn access(args: &AccessArgs) -> ExitCode {

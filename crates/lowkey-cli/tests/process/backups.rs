@@ -165,6 +165,52 @@ fn all_nodes_are_lost_and_the_first_token_after_the_restore_is_above_all_that_we
     }
 }
 
+/// No token is in a backup. So nobody can prove to be an admin after the restore but by the socket, and what that one does is
+/// done in any order: a client may be let in before the admin has a token.
+#[test]
+fn a_closed_cluster_is_closed_after_the_restore_and_is_put_in_order_by_its_socket() {
+    let place = Place::folder();
+    let mut cluster = cluster_at(&place, 1, &[]);
+    let access = |node: &Node, words: &[&str]| {
+        let mut command = lowkey(&place, &["access"]);
+        command.args(words).arg("--data-dir").arg(&node.data_dir).output().unwrap()
+    };
+    let admin = |node: &Node, words: &[&str]| {
+        let output = access(node, words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let node = &cluster.nodes[0];
+    admin(node, &["principal", "add", "ops"]);
+    admin(node, &["grant", "ops", "/", "admin"]);
+    let token = cluster.folder().join("ops.token");
+    std::fs::write(&token, admin(node, &["token", "new", "ops"])).unwrap();
+    admin(node, &["principal", "add", "billing"]);
+    admin(node, &["require"]);
+    let endpoint = format!("http://127.0.0.1:{}", node.ports.grpc);
+    let made = lowkey(&place, &["backup", "create", "--to", &place.url, "--endpoints", &endpoint, "--json"])
+        .env("LOWKEY_AUTH_FILE", &token)
+        .output()
+        .unwrap();
+    json(&made);
+    cluster.nodes[0].kill();
+    std::fs::remove_dir_all(&cluster.nodes[0].data_dir).unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = new_node(&place, folder.path(), "n9");
+    json(&restore(&place, &node.data_dir, &["--node-id", "n9"]));
+    node.start_ready();
+    assert_eq!(node.http("GET", "/v1/locks", "").unwrap().0, 401, "it is closed");
+    admin(&node, &["grant", "billing", "billing", "acquire,read"]);
+    admin(&node, &["token", "new", "billing"]);
+    admin(&node, &["principal", "add", "web"]);
+    admin(&node, &["principal", "remove", "web"]);
+    admin(&node, &["token", "new", "ops"]);
+    // There is an admin again, and from here on the last one stays.
+    let line = refused(&access(&node, &["principal", "remove", "ops"]), 1);
+    assert!(line.contains("no principal would be left"), "{line}");
+}
+
 #[test]
 fn two_restores_of_one_backup_in_the_same_second_have_epochs_of_their_own() {
     for place in Place::all() {

@@ -8,4 +8,5 @@ mod log_lines;
 mod metrics;
 mod quick_start;
 mod readme;
+mod secure_it;
 mod typing;

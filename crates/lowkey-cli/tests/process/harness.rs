@@ -134,11 +134,13 @@ impl Node {
             }
             None => Command::new(binary),
         };
+        if !self.flags.iter().any(|flag| flag == "--raft-addr") {
+            command.args(["--raft-addr", &format!("127.0.0.1:{}", self.ports.raft)]);
+        }
         command
             .args(["--node-id", &self.name])
             .arg("--data-dir")
             .arg(&self.data_dir)
-            .args(["--raft-addr", &format!("127.0.0.1:{}", self.ports.raft)])
             .args(["--grpc-addr", &format!("127.0.0.1:{}", self.ports.grpc)])
             .args(["--http-addr", &format!("127.0.0.1:{}", self.ports.http)])
             .args(&self.flags)

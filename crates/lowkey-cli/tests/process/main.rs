@@ -19,6 +19,7 @@ mod documents;
 #[allow(dead_code, reason = "chaos needs more of it")]
 #[path = "../chaos/equipment.rs"]
 mod equipment;
+#[allow(dead_code, reason = "the browser's tests need more of it")]
 mod harness;
 mod refusals;
 mod sdk;

@@ -36,6 +36,11 @@ pub trait Ruled {
 
     /// What its caller needs.
     fn rule(&self) -> Rule<'_>;
+
+    /// For whom its caller speaks, if it names an owner. The leader judges that; here it is only rehearsed.
+    fn owner(&self) -> Option<&str> {
+        None
+    }
 }
 
 pub(crate) fn rule_of<T: Ruled>(wanted: &T) -> Rule<'_> {

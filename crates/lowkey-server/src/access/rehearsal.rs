@@ -1,7 +1,8 @@
 //! What would have been refused, had access been required: for who is about to require it.
 //!
-//! Noted while there are principals and access is not required. A call that the table permits may still be
-//! refused by the leader for its owner: that is not noted here, but for owners that no principal could have.
+//! Noted while there are principals and access is not required: by each node what it was asked itself. The owner that a
+//! call names is judged with it, though the leader does that otherwise. What is not noted: leases of other owners that
+//! are renewed, revoked or released by their number.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -42,9 +43,11 @@ impl Rehearsal {
             (Denied::NotGranted { principal, .. }, Rule::Granted(verb, on)) => {
                 (principal.to_string(), format!("it has no {verb} {on}"))
             }
-            (Denied::NotGranted { principal, .. } | Denied::NotOwn { principal, .. }, _) => {
-                (principal.to_string(), "it lacks a grant".into())
+            (Denied::NotOwn { principal, .. }, _) => {
+                let why = format!("it names owners that are not {principal}, and not below {principal}/");
+                (principal.to_string(), why)
             }
+            (Denied::NotGranted { principal, .. }, _) => (principal.to_string(), "it lacks a grant".into()),
         };
         let now = Instant::now();
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);

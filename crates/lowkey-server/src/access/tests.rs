@@ -177,6 +177,20 @@ fn before_it_is_required_what_would_be_refused_is_noted() {
 }
 
 #[test]
+fn owners_that_the_leader_would_refuse_are_noted_too() {
+    let mut world = World::new();
+    let (_, token) = world.principal("billing", "billing", &[Verb::Acquire]);
+    let shown = world.shown(Some(&token), &[]);
+    for owner in ["billing", "billing/host", "worker-1", "worker-2", "billing2", ""] {
+        let lease = CreateLeaseRequest { owner_id: owner.into(), ttl_seconds: 5, ..Default::default() };
+        world.guard.permit(&shown, lease).unwrap();
+    }
+    let told = world.guard.would_be_refused();
+    let told: Vec<_> = told.iter().map(|one| (one.client.as_str(), one.why.as_str(), one.count)).collect();
+    assert_eq!(told, [("billing", "it names owners that are not billing, and not below billing/", 3)]);
+}
+
+#[test]
 fn a_hash_is_no_secret() {
     let (mut world, ..) = closed();
     let principal = PrincipalName::parse("billing").unwrap();

@@ -5,7 +5,7 @@ use lowkey_api::v1::{
     GrantAccessRequest, GrantAccessResponse, ListPrincipalsRequest, ListPrincipalsResponse, NewTokenRequest,
     NewTokenResponse, Principal, RemovePrincipalRequest, RemovePrincipalResponse, RequireAccessRequest,
     RequireAccessResponse, RevokeAccessRequest, RevokeAccessResponse, RevokeTokenRequest,
-    RevokeTokenResponse, WhoAmIRequest, WhoAmIResponse, WouldBeRefused,
+    RevokeTokenResponse, WhoAmIRequest, WhoAmIResponse,
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::{
@@ -152,9 +152,7 @@ impl Answer for RequireAccessRequest {
     async fn answer(call: Permitted<Self>, service: &Service) -> Result<RequireAccessResponse, ApiError> {
         let Self { required, dry_run, .. } = *call.wanted();
         if dry_run {
-            let told = service.guard().would_be_refused().into_iter();
-            let told = told.map(|one| WouldBeRefused { client: one.client, why: one.why, count: one.count });
-            return Ok(RequireAccessResponse { would_be_refused: told.collect() });
+            return Ok(service.rehearsed_everywhere().await);
         }
         service.operate(call.as_part(SetRequiredRequest { required })).await?;
         Ok(RequireAccessResponse::default())

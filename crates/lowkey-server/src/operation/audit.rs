@@ -12,6 +12,7 @@ use super::Answer;
 use super::reads::page_size;
 use crate::access::Permitted;
 use crate::audit::story::{Story, StoryHolder};
+use crate::edge::Node as _;
 use crate::node::unix_ms;
 use crate::service::{Service, audit_gap};
 
@@ -112,8 +113,10 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
         .map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))?;
     let name = lock.as_str().to_owned();
     // First who holds it now, then what is over: so that nothing falls between the two. A grant that ends meanwhile is in
-    // both, and is told once.
-    let now = service.operate(call.as_part(GetLockRequest { lock_name: name.clone(), stale: false })).await?;
+    // both, and is told once. The node asks for itself: who may be told the story (verb `audit`, judged already) may be
+    // told this part of it, without `read` on the lock or leases of its own.
+    let now = GetLockRequest { lock_name: name.clone(), stale: false };
+    let now = service.operate(service.guard().for_node(now)).await?;
     let revision = service.audit_recorded(call).await?;
     let of_lock = Query { lock: Some(name.clone()), ..Query::default() };
     let newest = Query { newest_first: true, count_max: LOOKED_AT, ..of_lock.clone() };
@@ -123,7 +126,7 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
     let mut holders = Vec::new();
     for holder in now.holders.iter().take(HOLDERS_MAX) {
         let lease = GetLeaseRequest { lease_id: holder.lease_id, page_size: 1, ..GetLeaseRequest::default() };
-        let lease = service.operate(call.as_part(lease)).await.ok().and_then(|lease| lease.lease);
+        let lease = service.operate(service.guard().for_node(lease)).await.ok().and_then(|lease| lease.lease);
         let ttl_seconds = lease.map_or(0, |lease| lease.ttl_seconds);
         holders.push(StoryHolder { holder: holder.clone(), ttl_seconds });
     }
@@ -131,8 +134,12 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
     if request.fencing_token != 0 {
         let token = request.fencing_token;
         token_rows = rows_of_token((call, service), &name, token, &mut gaps).await?;
-        let next = Query { token_above: Some(token), count_max: 1, ..of_lock };
-        token_rows.extend(service.audit_rows(next).await?.rows);
+        if let Some(row) = token_rows.first() {
+            // A later grant ended later than this one was made: what ended before is not looked through.
+            let after = Position { revision: row.granted_revision, ordinal: 0 };
+            let next = Query { token_above: Some(token), after, count_max: 1, ..of_lock };
+            token_rows.extend(service.audit_rows(next).await?.rows);
+        }
         rows.clear();
     }
     rows.retain(|row| !now.holders.iter().any(|holder| holder.fencing_token == row.token));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lowkey_api::v1::{AuditGap, AuditedGrant, QueryAuditRequest, QueryAuditResponse};
 use lowkey_api::{ApiError, Position, Reason};
-use lowkey_audit::{Happening, Page, Query, Reader};
+use lowkey_audit::{Happening, Page, Query};
 use lowkey_core::{Caller, GroupId, MemberId};
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout};
@@ -27,6 +27,9 @@ pub(super) const READ_AUDIT: u32 = 40;
 const RECORDED_WAIT: Duration = Duration::from_secs(5);
 /// How long another node may take to answer for its audit.
 const OTHERS_WAIT: Duration = Duration::from_secs(2);
+/// How long a node that is asked by another one waits until it has recorded what happened before. Then it answers
+/// as far as it has come: that leaves the other one half the time that it waits.
+const ASKED_WAIT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(2);
 
 impl Service {
@@ -46,21 +49,17 @@ impl Service {
         let request = permitted.wanted();
         let query = audit_query(request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
         self.audit_recorded(permitted).await?;
-        let own = told(find(self.audit()?, query).await?, request);
-        if own.gaps.is_empty() {
-            return Ok(own);
-        }
-        let others = self.others();
-        let mut page = own;
-        for other in others {
-            if let Some(theirs) = self.ask_other(other, permitted).await {
-                page = match request.newest_first {
-                    false => merged(page, theirs),
-                    true => merged_newest(page, theirs),
-                };
-            }
+        let count_max = query.count_max;
+        let mut page = told(find(self.audit()?, query).await?, request);
+        for other in self.others() {
             if page.gaps.is_empty() {
                 break;
+            }
+            if let Some(theirs) = self.ask_other(other, permitted).await {
+                page = match request.newest_first {
+                    false => merged(page, theirs, count_max),
+                    true => merged_newest(page, theirs, count_max),
+                };
             }
         }
         Ok(page)
@@ -73,18 +72,25 @@ impl Service {
 
     /// What happened to the cluster, as this node saw it.
     pub(crate) async fn happenings(&self, since_unix_ms: u64) -> Result<Vec<Happening>, ApiError> {
-        let reader = self.audit()?.reader();
-        read(reader, move |reader| reader.happenings(since_unix_ms, 100)).await
+        self.audit()?.read(move |reader| reader.happenings(since_unix_ms, 100)).await
     }
 
     /// Waits until this node's recorder has what the leader had applied.
     pub(crate) async fn audit_recorded<T>(&self, permitted: &Permitted<T>) -> Result<u64, ApiError> {
+        self.audit_recorded_within(permitted, RECORDED_WAIT).await
+    }
+
+    async fn audit_recorded_within<T>(
+        &self,
+        permitted: &Permitted<T>,
+        wait: Duration,
+    ) -> Result<u64, ApiError> {
         let audit = self.audit()?;
         let lane = self.lanes.root();
         check_standing(lane)?;
         let committed = self.operate(permitted.as_part(ReadRevisionRequest {})).await?.revision;
         audit.flush_refusals();
-        let deadline = Instant::now() + RECORDED_WAIT;
+        let deadline = Instant::now() + wait;
         loop {
             let standing = audit.standing();
             if standing.recorded >= committed {
@@ -126,11 +132,13 @@ impl Service {
         let answer = async {
             let request = QueryAuditRequest::decode(request)
                 .map_err(|error| ApiError::new(Reason::Internal, error.to_string()))?;
-            let request = lane.view.guard.permit_forwarded(caller, request)?.into_wanted();
-            let query = audit_query(&request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
+            let permitted = lane.view.guard.permit_forwarded(caller, request)?;
+            let request = permitted.wanted();
+            let query = audit_query(request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
             let audit = self.audit()?;
-            audit.hurry();
-            Ok(told(find(audit, query).await?, &request))
+            // What it has not recorded yet is no failure: the page says how far it goes.
+            let _ = timeout(ASKED_WAIT, self.audit_recorded_within(&permitted, ASKED_WAIT)).await;
+            Ok(told(find(audit, query).await?, request))
         };
         match answer.await {
             Ok(page) => Outcome::Response(page.encode_to_vec()),
@@ -140,19 +148,7 @@ impl Service {
 }
 
 async fn find(audit: &Audit, query: Query) -> Result<Page, ApiError> {
-    read(audit.reader(), move |reader| reader.find(&query)).await
-}
-
-/// Reads files, which may take long, beside the runtime's threads.
-async fn read<T: Send + 'static>(
-    reader: Reader,
-    ask: impl FnOnce(&Reader) -> Result<T, lowkey_audit::AuditError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let failed = |what: String| ApiError::new(Reason::Internal, format!("the audit cannot be read: {what}"));
-    match tokio::task::spawn_blocking(move || ask(&reader)).await {
-        Ok(found) => found.map_err(|error| failed(error.to_string())),
-        Err(error) => Err(failed(error.to_string())),
-    }
+    audit.read(move |reader| reader.find(&query)).await
 }
 
 fn told(page: Page, request: &QueryAuditRequest) -> QueryAuditResponse {
@@ -169,44 +165,73 @@ pub(crate) fn gap(gap: &lowkey_audit::Gap) -> AuditGap {
     AuditGap { after_revision: gap.after, through_revision: gap.through, cause: gap.cause.name().to_owned() }
 }
 
-/// What two nodes know together, as far as both have looked.
-fn merged(own: QueryAuditResponse, theirs: QueryAuditResponse) -> QueryAuditResponse {
-    let through = |page: &QueryAuditResponse| position(&page.through);
-    let end = through(&own).min(through(&theirs));
-    let more = own.more || theirs.more;
-    let gaps = own.gaps.iter().flat_map(|gap| common(gap, &theirs.gaps)).collect();
+/// What two nodes know together. The other one only fills gaps: what this node has stays, as far as it has looked.
+fn merged(own: QueryAuditResponse, theirs: QueryAuditResponse, count_max: usize) -> QueryAuditResponse {
+    let mut through = position(&own.through);
+    let theirs_through = position(&theirs.through).revision;
+    let mut gaps: Vec<_> = own.gaps.iter().flat_map(|gap| left(gap, &theirs.gaps, theirs_through)).collect();
     let mut grants: Vec<AuditedGrant> = own.grants.into_iter().chain(theirs.grants).collect();
-    grants.retain(|grant| position(&grant.position) <= end);
+    grants.retain(|grant| position(&grant.position) <= through);
     grants.sort_by_key(|grant| position(&grant.position));
     grants.dedup_by_key(|grant| position(&grant.position));
-    QueryAuditResponse { grants, through: end.to_string(), gaps, more }
+    let mut more = own.more;
+    if grants.len() >= count_max {
+        // The next page begins behind the last row that fits, and tells of the gaps behind it.
+        grants.truncate(count_max);
+        more = true;
+        through = grants.last().map_or(through, |last| position(&last.position));
+        gaps.retain(|gap| gap.after_revision < through.revision);
+    }
+    QueryAuditResponse { grants, through: through.to_string(), gaps, more }
 }
 
-/// The same for the last grants, the last first: as far back as both have looked.
-fn merged_newest(own: QueryAuditResponse, theirs: QueryAuditResponse) -> QueryAuditResponse {
+/// The same for the last grants, the last first: as far back as this node has looked.
+fn merged_newest(
+    own: QueryAuditResponse,
+    theirs: QueryAuditResponse,
+    count_max: usize,
+) -> QueryAuditResponse {
     let begin = |page: &QueryAuditResponse| match page.grants.last() {
         Some(oldest) if page.more => position(&oldest.position),
         _ => Position { revision: 0, ordinal: 0 },
     };
-    let begin = begin(&own).max(begin(&theirs));
-    let through = position(&own.through).max(position(&theirs.through)).to_string();
-    let more = own.more || theirs.more;
-    let gaps = own.gaps.iter().flat_map(|gap| common(gap, &theirs.gaps)).collect();
+    let own_begin = begin(&own);
+    let theirs_through = position(&theirs.through).revision;
+    // The other node has not looked at what is before its oldest row.
+    let before = AuditGap { through_revision: begin(&theirs).revision, ..AuditGap::default() };
+    let unknown: Vec<AuditGap> = theirs.gaps.into_iter().chain([before]).collect();
+    let mut gaps: Vec<_> = own.gaps.iter().flat_map(|gap| left(gap, &unknown, theirs_through)).collect();
     let mut grants: Vec<AuditedGrant> = own.grants.into_iter().chain(theirs.grants).collect();
-    grants.retain(|grant| position(&grant.position) >= begin);
+    grants.retain(|grant| position(&grant.position) >= own_begin);
     grants.sort_by_key(|grant| std::cmp::Reverse(position(&grant.position)));
     grants.dedup_by_key(|grant| position(&grant.position));
-    QueryAuditResponse { grants, through, gaps, more }
+    let mut more = own.more;
+    if grants.len() > count_max {
+        grants.truncate(count_max);
+        more = true;
+        let oldest = grants.last().map_or(0, |last| position(&last.position).revision);
+        gaps.retain(|gap| gap.through_revision >= oldest);
+    }
+    QueryAuditResponse { grants, through: own.through, gaps, more }
 }
 
-/// What lies in a gap here and in one there.
-fn common<'a>(own: &'a AuditGap, theirs: &'a [AuditGap]) -> impl Iterator<Item = AuditGap> + 'a {
-    theirs.iter().filter_map(|gap| {
-        let after_revision = own.after_revision.max(gap.after_revision);
-        let through_revision = own.through_revision.min(gap.through_revision);
-        let cause = own.cause.clone();
-        (after_revision < through_revision).then_some(AuditGap { after_revision, through_revision, cause })
-    })
+/// What is left of a gap here: what lies in one there, or behind what that node has looked at.
+fn left(own: &AuditGap, theirs: &[AuditGap], through: u64) -> Vec<AuditGap> {
+    let unknown = theirs.iter().map(|gap| (gap.after_revision, gap.through_revision));
+    let mut unknown: Vec<(u64, u64)> = unknown
+        .chain([(through, u64::MAX)])
+        .map(|(after, through)| (after.max(own.after_revision), through.min(own.through_revision)))
+        .filter(|(after, through)| after < through)
+        .collect();
+    unknown.sort_unstable();
+    let mut left: Vec<AuditGap> = Vec::new();
+    for (after_revision, through_revision) in unknown {
+        match left.last_mut().filter(|last| after_revision <= last.through_revision) {
+            Some(last) => last.through_revision = last.through_revision.max(through_revision),
+            None => left.push(AuditGap { after_revision, through_revision, cause: own.cause.clone() }),
+        }
+    }
+    left
 }
 
 fn position(text: &str) -> Position {
@@ -233,21 +258,53 @@ mod tests {
         }
     }
 
+    const MANY: usize = 100;
+
     #[test]
-    fn the_last_grants_of_two_nodes_are_merged_as_far_back_as_both_have_looked() {
+    fn the_last_grants_of_two_nodes_are_merged_and_what_neither_looked_at_stays_a_gap() {
         let own = page(&[9, 3, 2], "10", &[(3, 8)]);
         let part = QueryAuditResponse { more: true, ..page(&[9, 6, 4], "10", &[]) };
-        let both = QueryAuditResponse { more: true, ..page(&[9, 6, 4], "10", &[]) };
-        assert_eq!(merged_newest(own, part), both);
+        assert_eq!(merged_newest(own.clone(), part, MANY), page(&[9, 6, 4, 3, 2], "10", &[(3, 4)]));
+        // One that is behind takes no row away.
+        assert_eq!(merged_newest(own, page(&[2], "3", &[]), MANY), page(&[9, 3, 2], "10", &[(3, 8)]));
+        let full = merged_newest(page(&[9, 3], "10", &[(3, 8)]), page(&[9, 6, 3], "10", &[]), 2);
+        assert_eq!(full, QueryAuditResponse { more: true, ..page(&[9, 6], "10", &[]) });
     }
 
     #[test]
-    fn a_gap_of_one_node_is_filled_by_another_as_far_as_that_one_has_looked() {
+    fn a_gap_of_one_node_is_filled_by_another() {
         let own = page(&[2, 9], "10", &[(3, 8)]);
         let whole = page(&[2, 4, 6, 9], "10", &[]);
-        assert_eq!(merged(own.clone(), whole), page(&[2, 4, 6, 9], "10", &[]));
-        // It has a gap of its own, and was full before it came to the end.
-        let part = page(&[2, 6], "7.0", &[(3, 5)]);
-        assert_eq!(merged(own, part), page(&[2, 6], "7.0", &[(3, 5)]));
+        assert_eq!(merged(own.clone(), whole, MANY), page(&[2, 4, 6, 9], "10", &[]));
+        let other_gap = page(&[2, 6, 9], "10", &[(1, 5)]);
+        assert_eq!(merged(own, other_gap, MANY), page(&[2, 6, 9], "10", &[(3, 5)]));
+    }
+
+    #[test]
+    fn another_node_that_is_behind_takes_no_row_away() {
+        let own = page(&[2, 9, 20], "20", &[(3, 8)]);
+        let behind = page(&[2, 4], "5", &[]);
+        assert_eq!(merged(own.clone(), behind, MANY), page(&[2, 4, 9, 20], "20", &[(5, 8)]));
+        // It has a gap of its own, which reaches to where it has come.
+        let worse = page(&[2], "5", &[(2, 6)]);
+        assert_eq!(merged(own.clone(), worse, MANY), page(&[2, 9, 20], "20", &[(3, 8)]));
+        // One that keeps nothing fills nothing.
+        assert_eq!(merged(own.clone(), page(&[], "0", &[]), MANY), own);
+    }
+
+    #[test]
+    fn a_page_that_is_full_ends_behind_its_last_row_and_says_that_there_is_more() {
+        let own = page(&[2, 9], "10", &[(3, 8)]);
+        let full = QueryAuditResponse { more: true, ..page(&[2, 4, 5], "5.0", &[]) };
+        let merged = merged(own, full, 3);
+        // The gap goes on behind it: with the page that is asked for next, it is filled.
+        assert_eq!(merged, QueryAuditResponse { more: true, ..page(&[2, 4, 5], "5.0", &[]) });
+    }
+
+    #[test]
+    fn what_another_node_knows_beyond_this_one_is_for_a_later_question() {
+        let own = page(&[2, 9], "10", &[(3, 8)]);
+        let ahead = page(&[2, 4, 9, 11], "12", &[]);
+        assert_eq!(merged(own, ahead, MANY), page(&[2, 4, 9], "10", &[]));
     }
 }

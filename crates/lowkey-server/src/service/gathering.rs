@@ -5,9 +5,13 @@
 //! [`REPORT_WAIT`] at most. So this is answered in any state of the cluster, and that a node does not answer is
 //! itself a part of the answer.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lowkey_api::v1::{GetClusterStatusRequest, GetClusterStatusResponse, Member, NodeReport};
+use lowkey_api::v1::{
+    GetClusterStatusRequest, GetClusterStatusResponse, Member, NodeReport, RequireAccessResponse,
+    WouldBeRefused,
+};
 use lowkey_api::{ApiError, ErrorDetail};
 use lowkey_core::{Caller, GroupId, MemberId};
 use prost::Message as _;
@@ -15,7 +19,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{PassedOn, Service};
 use crate::access::Permitted;
-use crate::call::REPORT;
+use crate::call::{REHEARSED, REPORT};
 use crate::edge::Node as _;
 use crate::operation::Answer;
 use crate::peers::ForwardError;
@@ -92,7 +96,7 @@ impl Service {
         } else if member.expected {
             Err("it is expected: no node has joined under this name yet".to_owned())
         } else {
-            self.ask_for_report(MemberId(member.member_id)).await
+            self.ask_for(MemberId(member.member_id), REPORT).await
         };
         let answered_in_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match report.and_then(decoded) {
@@ -103,13 +107,45 @@ impl Service {
         }
     }
 
-    async fn ask_for_report(&self, member: MemberId) -> Result<Report, String> {
+    /// What this node would have refused in the last hour, had access been required.
+    pub(super) fn rehearsed(&self) -> RequireAccessResponse {
+        let told = self.guard().would_be_refused().into_iter();
+        let told = told.map(|one| WouldBeRefused { client: one.client, why: one.why, count: one.count });
+        RequireAccessResponse { would_be_refused: told.collect() }
+    }
+
+    /// The same of all nodes. One that does not answer is told among them: what it saw is not known.
+    pub(crate) async fn rehearsed_everywhere(&self) -> RequireAccessResponse {
+        let members = self.get_status().members.into_iter().filter(|member| !member.expected);
+        let asked = members.map(async |member| {
+            let told = match member.node_id == self.node_name {
+                true => Ok(self.rehearsed()),
+                false => self.ask_for(MemberId(member.member_id), REHEARSED).await,
+            };
+            told.map_or_else(
+                |problem| {
+                    let why = format!("node {} knows more, and {problem}: ask again", member.node_id);
+                    vec![WouldBeRefused { client: "unknown".to_owned(), why, count: 0 }]
+                },
+                |told| told.would_be_refused,
+            )
+        });
+        let mut counts: BTreeMap<(String, String), u64> = BTreeMap::new();
+        for one in futures::future::join_all(asked).await.into_iter().flatten() {
+            *counts.entry((one.client, one.why)).or_default() += one.count;
+        }
+        let told = counts.into_iter().map(|((client, why), count)| WouldBeRefused { client, why, count });
+        RequireAccessResponse { would_be_refused: told.collect() }
+    }
+
+    /// Asks another node for something that each node tells of itself.
+    async fn ask_for<T: prost::Message + Default>(&self, member: MemberId, what: u32) -> Result<T, String> {
         let unreachable = || "it cannot be reached from here".to_owned();
         let forwarder = self.forwarders.get(member).ok_or_else(unreachable)?;
-        let asked = PassedOn::send(forwarder, GroupId::ROOT, REPORT, Vec::new(), &Caller::Node);
+        let asked = PassedOn::send(forwarder, GroupId::ROOT, what, Vec::new(), &Caller::Node);
         let mut asked = asked.ok_or_else(unreachable)?;
         match timeout(REPORT_WAIT, asked.answer()).await {
-            Ok(Ok(Outcome::Response(bytes))) => Report::decode(bytes.as_slice()).map_err(senseless),
+            Ok(Ok(Outcome::Response(bytes))) => T::decode(bytes.as_slice()).map_err(senseless),
             Ok(Ok(Outcome::Error(bytes))) => {
                 let detail = ErrorDetail::decode(bytes.as_slice()).map_err(senseless)?;
                 Err(format!("it does not tell: {}", ApiError::from(detail).message))

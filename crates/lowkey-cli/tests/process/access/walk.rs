@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Closed, acquire, by, reason_of};
 use crate::cli::lowkey;
+use crate::harness::eventually;
 
 /// What anybody may ask, over HTTP.
 const OPEN_ROUTES: [&str; 6] = ["/", "/openapi.json", "/healthz", "/readyz", "/ui/", "/v1/access/whoami"];
@@ -20,6 +21,31 @@ const FOR_SOMEBODY: [&str; 8] = [
     "/v1/lock/release",
     "/v1/election/resign",
 ];
+
+/// What tells a principal how the node is, whatever it was granted.
+const OF_THE_NODE: [&str; 3] = ["/metrics", "/v1/cluster/status", "/v1/status"];
+
+/// What a field is in a request that is about what the tenant `billing` has. All calls name these things alike.
+fn of_billing(field: &str, lease: u64) -> Option<Value> {
+    match field {
+        "name" | "lock_name" | "lockName" | "election" => Some("billing/a".into()),
+        "prefix" => Some("billing/".into()),
+        "owner_id" | "ownerId" => Some("billing/host".into()),
+        "lease_id" | "leaseId" => Some(lease.into()),
+        "principal" | "path" => Some("billing".into()),
+        // What is not complete may be refused for that, before it comes to who asks.
+        "ttl_seconds" | "ttlSeconds" => Some(5.into()),
+        _ => None,
+    }
+}
+
+/// `billing` holds `billing/a`; gives its lease.
+fn hold(closed: &Closed) -> u64 {
+    let body = json!({ "lockName": "billing/a", "ownerId": "billing/host", "ttlSeconds": 600 });
+    let held = closed.http(0, "POST", "/v1/lock/acquire", Some(&closed.billing), &body.to_string());
+    assert_eq!(held.status, 200, "{}", held.json());
+    held.json()["leaseId"].as_str().unwrap().parse().unwrap()
+}
 
 /// An example of each route, as the document of the API has it.
 fn routes(closed: &Closed) -> Vec<(String, String, Value)> {
@@ -89,10 +115,83 @@ fn who_has_no_grant_may_see_itself_and_nothing_else_by_any_route() {
         let is_own = FOR_SOMEBODY.contains(&path.as_str());
         // Its own, and there is nothing that is its own.
         let found_nothing = reason == "LEASE_NOT_FOUND";
-        let tells_of_the_node =
-            ["/v1/status", "/v1/cluster/status", "/metrics"].contains(&path.as_str()) && reason == "OK";
+        let tells_of_the_node = OF_THE_NODE.contains(&path.as_str()) && reason == "OK";
         assert!(is_open || is_own && (found_nothing || tells_of_the_node), "{path}: {reason}");
     }
+}
+
+/// Each route of the table of calls, asked for what is another tenant's: a route that is added is walked as well.
+#[test]
+fn a_neighbour_is_refused_by_every_route() {
+    let closed = Closed::start(1);
+    let lease = hold(&closed);
+    let document = closed.http(0, "GET", "/openapi.json", None, "").json();
+    let mut answered = Vec::new();
+    let mut refused = 0;
+    for (method, path, mut body) in routes(&closed) {
+        if let Some(fields) = body.as_object_mut() {
+            for (field, value) in fields {
+                *value = of_billing(field, lease).unwrap_or_else(|| value.clone());
+            }
+        }
+        let operation = &document["paths"][&path][method.to_lowercase()];
+        let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+        let mut query: Vec<(String, String)> = Vec::new();
+        for name in parameters.iter().filter(|it| it["in"] == "query").filter_map(|it| it["name"].as_str()) {
+            // A watch takes one of the two.
+            if let Some(value) = of_billing(name, lease).filter(|_| name != "prefix" || query.is_empty()) {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                query.push((name.to_owned(), text));
+            }
+        }
+        query.extend(path.ends_with("/check").then(|| ("verb".to_owned(), "read".to_owned())));
+        let query: Vec<String> = query.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let filled = path.replace("{node_id}", "node-9").replace("{token_id}", "0011223344556677");
+        let filled = match method.as_str() {
+            "GET" if !query.is_empty() => format!("{filled}?{}", query.join("&")),
+            _ => filled,
+        };
+        let body = if body.is_null() { json!({}) } else { body };
+        match closed.reason(0, &method, &filled, Some(&closed.web), &body).as_str() {
+            "PERMISSION_DENIED" => refused += 1,
+            "OK" => answered.push(path),
+            other => panic!("{method} {filled} {body}: {other}"),
+        }
+    }
+    answered.sort();
+    let mut expected: Vec<&str> = OPEN_ROUTES.into_iter().chain(OF_THE_NODE).collect();
+    expected.sort_unstable();
+    assert_eq!(answered, expected, "what a neighbour may ask");
+    assert!(refused > 25, "{refused}");
+    let renewed = json!({ "leaseId": lease });
+    assert_eq!(closed.reason(0, "POST", "/v1/lease/renew", Some(&closed.billing), &renewed), "OK");
+}
+
+#[test]
+fn a_subtree_above_the_grant_is_not_granted() {
+    let closed = Closed::start(1);
+    closed.admin(&["principal", "add", "leaf"]);
+    closed.admin(&["grant", "leaf", "web/jobs", "acquire,read,watch"]);
+    let leaf = closed.token("leaf");
+    let acquire = |lock: &str, scope: &str| {
+        let body = json!({"lockName": lock, "ownerId": "leaf", "ttlSeconds": 5, "scope": scope});
+        closed.reason(0, "POST", "/v1/lock/acquire", Some(&leaf), &body)
+    };
+    for (lock, scope) in [
+        ("web", "SUBTREE"),
+        ("web", "NAME"),
+        ("web/jobs2", "SUBTREE"),
+        ("web/job", "SUBTREE"),
+        ("web/jobs2/a", "NAME"),
+    ] {
+        assert_eq!(acquire(lock, scope), "PERMISSION_DENIED", "{lock} {scope}");
+    }
+    for path in ["/v1/locks?prefix=web/", "/v1/locks?prefix=web/jobs", "/v1/watch?prefix=web/jobs"] {
+        assert_eq!(closed.reason(0, "GET", path, Some(&leaf), &json!({})), "PERMISSION_DENIED", "{path}");
+    }
+    assert_eq!(acquire("web/jobs/a", "NAME"), "OK");
+    assert_eq!(acquire("web/jobs/b", "SUBTREE"), "OK");
+    assert_eq!(closed.reason(0, "GET", "/v1/locks?prefix=web/jobs/", Some(&leaf), &json!({})), "OK");
 }
 
 #[test]
@@ -168,6 +267,44 @@ fn a_neighbour_gets_nothing_of_what_is_not_its_own() {
     assert_eq!(closed.reason(2, "POST", "/v1/lease/revoke", Some(&closed.ops), &end), "OK");
 }
 
+#[test]
+fn an_auditor_needs_the_verb_audit_and_nothing_else() {
+    let closed = Closed::start(3);
+    closed.admin(&["principal", "add", "auditor"]);
+    closed.admin(&["grant", "auditor", "billing", "audit"]);
+    let auditor = closed.token("auditor");
+    closed.everywhere("the auditor is known", |closed, node| {
+        let told = closed.http(node, "GET", "/v1/access/whoami", Some(&auditor), "").json();
+        (told["principal"] == "auditor").then_some(())
+    });
+    let body = json!({ "lockName": "billing", "ownerId": "billing", "ttlSeconds": 12 });
+    let held = closed.http(0, "POST", "/v1/lock/acquire", Some(&closed.billing), &body.to_string());
+    assert_eq!(held.status, 200, "{}", held.json());
+    let asked = |node: usize, path: &str| closed.reason(node, "GET", path, Some(&auditor), &json!({}));
+    for node in 0..3 {
+        for path in [
+            "/v1/audit?name=billing",
+            "/v1/audit?lock_name=billing/a",
+            "/v1/explain?name=billing",
+            "/v1/explain?name=billing/a",
+            "/v1/explain?name=billing&fencing_token=1",
+        ] {
+            assert_eq!(asked(node, path), "OK", "{path}");
+        }
+        for path in ["/v1/audit", "/v1/audit?name=billing2", "/v1/audit?name=web", "/v1/explain?name=web"] {
+            assert_eq!(asked(node, path), "PERMISSION_DENIED", "{path}");
+        }
+        // The story has the holder. The lock itself and its lease are for those who may read it.
+        assert_eq!(asked(node, "/v1/lock?name=billing"), "PERMISSION_DENIED");
+    }
+    eventually("it is told on each node that the lease is renewed late", || {
+        let told = [0, 1, 2].map(|node| {
+            closed.http(node, "GET", "/v1/explain?name=billing", Some(&auditor), "").json().to_string()
+        });
+        told.iter().all(|told| told.contains("is renewed late")).then_some(())
+    });
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_and_the_calls_on_them_are_for_somebody_only() {
     use tokio_stream::StreamExt as _;
@@ -226,7 +363,7 @@ async fn every_method_of_every_service_is_closed_to_nobody() {
             for method in &service.method {
                 methods += 1;
                 let path = format!("/lowkey.v1.{}/{}", service.name(), method.name());
-                let status = refusal(&mut channel, &path).await;
+                let status = refusal(&mut channel, &path, None, Filled::default()).await;
                 match status {
                     Some(status) => assert_eq!(reason_of(&status), "UNAUTHENTICATED", "{path}"),
                     None => open.push(path),
@@ -238,17 +375,181 @@ async fn every_method_of_every_service_is_closed_to_nobody() {
     assert_eq!(open, ["/lowkey.v1.AccessService/WhoAmI"]);
 }
 
-/// How a method refuses an empty message; nothing if it does not.
-async fn refusal(channel: &mut tonic::transport::Channel, path: &str) -> Option<tonic::Status> {
+/// Each method asked for what a tenant has, by who was granted nothing and by another tenant.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_method_of_every_service_keeps_what_is_a_tenants_from_others() {
+    use prost::Message as _;
+    let closed = tokio::task::spawn_blocking(|| Closed::start(1)).await.unwrap();
+    let lease = hold(&closed);
+    let set = prost_types::FileDescriptorSet::decode(lowkey_api::FILE_DESCRIPTOR_SET).unwrap();
+    let files: Vec<_> = set.file.iter().filter(|file| file.package() == "lowkey.v1").collect();
+    let message = |name: &str| {
+        let is_it =
+            |message: &&prost_types::DescriptorProto| format!(".lowkey.v1.{}", message.name()) == name;
+        files.iter().flat_map(|file| &file.message_type).find(is_it).unwrap_or_else(|| panic!("{name}"))
+    };
+    let mut channel = closed.cluster.nodes[0].channel();
+    for token in [&closed.idle, &closed.web] {
+        let (mut answered, mut refused) = (Vec::new(), 0);
+        for service in files.iter().flat_map(|file| &file.service) {
+            // The calls on streams have a test of their own.
+            for method in service.method.iter().filter(|method| !method.client_streaming()) {
+                let mut filled = Filled::default();
+                for field in &message(method.input_type()).field {
+                    let number = u32::try_from(field.number()).unwrap();
+                    match of_billing(field.name(), lease) {
+                        // A watch takes one of the two.
+                        Some(_) if field.name() == "prefix" && !filled.0.is_empty() => {}
+                        Some(Value::String(text)) => {
+                            prost::encoding::string::encode(number, &text, &mut filled.0)
+                        }
+                        Some(value) => {
+                            prost::encoding::uint64::encode(number, &value.as_u64().unwrap(), &mut filled.0);
+                        }
+                        None => {}
+                    }
+                }
+                let path = format!("/lowkey.v1.{}/{}", service.name(), method.name());
+                match refusal(&mut channel, &path, Some(token), filled).await {
+                    Some(status) => {
+                        assert_eq!(reason_of(&status), "PERMISSION_DENIED", "{path}");
+                        refused += 1;
+                    }
+                    None => answered.push(path),
+                }
+            }
+        }
+        answered.sort();
+        let expected = [
+            "/lowkey.v1.AccessService/WhoAmI",
+            "/lowkey.v1.LockService/GetClusterStatus",
+            "/lowkey.v1.LockService/GetStatus",
+        ];
+        assert_eq!(answered, expected);
+        assert!(refused > 25, "{refused}");
+    }
+}
+
+/// A message whose fields are encoded already.
+#[derive(Clone, Debug, Default)]
+struct Filled(Vec<u8>);
+
+impl prost::Message for Filled {
+    fn encode_raw(&self, buffer: &mut impl prost::bytes::BufMut) {
+        buffer.put_slice(&self.0);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: prost::encoding::WireType,
+        buffer: &mut impl prost::bytes::Buf,
+        context: prost::encoding::DecodeContext,
+    ) -> Result<(), prost::DecodeError> {
+        prost::encoding::skip_field(wire_type, tag, buffer, context)
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// How a method refuses a message; nothing if it does not.
+async fn refusal(
+    channel: &mut tonic::transport::Channel,
+    path: &str,
+    token: Option<&str>,
+    message: Filled,
+) -> Option<tonic::Status> {
     use tonic::client::Grpc;
     let mut grpc = Grpc::new(channel.clone());
     grpc.ready().await.unwrap();
-    let codec = tonic_prost::ProstCodec::<(), ()>::default();
-    let request = tonic::Request::new(tokio_stream::iter([()]));
+    let codec = tonic_prost::ProstCodec::<Filled, ()>::default();
+    let messages = tokio_stream::iter([message]);
+    let request = match token {
+        Some(token) => by(token, messages),
+        None => tonic::Request::new(messages),
+    };
     match grpc.streaming(request, path.parse().unwrap(), codec).await {
         Err(status) => Some(status),
         Ok(answers) => answers.into_inner().message().await.err(),
     }
+}
+
+#[test]
+fn an_admin_is_found_by_the_environment_or_by_the_directory_and_otherwise_told_how() {
+    let closed = Closed::start(1);
+    let node = &closed.cluster.nodes[0];
+    let folder = closed.cluster.folder().join("elsewhere");
+    std::fs::create_dir_all(folder.join("data")).unwrap();
+    let list = |prepare: &dyn Fn(&mut std::process::Command)| {
+        let mut command = lowkey();
+        command.args(["access", "principal", "list"]).current_dir(&folder);
+        command.env_remove("LOWKEY_ENDPOINTS");
+        prepare(&mut command);
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let (code, told) = list(&|_| ());
+    assert_eq!((code, told.lines().count()), (Some(64), 1), "{told}");
+    assert!(told.contains("--data-dir") && told.contains("LOWKEY_AUTH_FILE"), "{told}");
+    let (code, told) = list(&|command| {
+        command.env("LOWKEY_DATA_DIR", &node.data_dir);
+    });
+    assert!(code == Some(0) && told.contains("billing"), "{told}");
+    // What proves somebody goes before the environment's directory: it may be of another cluster.
+    let file = folder.join("idle.token");
+    std::fs::write(&file, &closed.idle).unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", node.ports.grpc);
+    let (code, told) = list(&|command| {
+        command.env("LOWKEY_DATA_DIR", &node.data_dir).env("LOWKEY_AUTH_FILE", &file);
+        command.env("LOWKEY_ENDPOINTS", &endpoint);
+    });
+    assert!(code != Some(0) && told.contains("idle may not admin"), "{told}");
+    let (code, told) = list(&|command| {
+        command.env("LOWKEY_DATA_DIR", &node.data_dir).args(["--endpoints", &endpoint]);
+    });
+    assert!(code != Some(0) && told.contains("wants to know who asks"), "{told}");
+    std::fs::remove_dir(folder.join("data")).unwrap();
+    std::os::unix::fs::symlink(&node.data_dir, folder.join("data")).unwrap();
+    let (code, told) = list(&|_| ());
+    assert!(code == Some(0) && told.contains("billing"), "{told}");
+}
+
+#[test]
+fn what_would_be_refused_is_gathered_from_all_nodes() {
+    let mut closed = Closed::start(3);
+    closed.admin(&["require", "--off"]);
+    closed.everywhere("the cluster is open", |closed, node| {
+        (closed.http(node, "GET", "/v1/locks", None, "").status == 200).then_some(())
+    });
+    for (node, owner) in ["web", "worker-1", "worker-2"].into_iter().enumerate() {
+        let body = json!({ "lockName": format!("web/{node}"), "ownerId": owner, "ttlSeconds": 60 });
+        assert_eq!(closed.reason(node, "POST", "/v1/lock/acquire", Some(&closed.web), &body), "OK");
+        let path = format!("/v1/lock?name=billing/{node}");
+        assert_eq!(closed.reason(node, "GET", &path, Some(&closed.web), &json!({})), "OK");
+    }
+    let dry_run = |closed: &Closed| {
+        let told: Value = serde_json::from_str(&closed.admin(&["require", "--dry-run", "--json"])).unwrap();
+        told["wouldBeRefused"].as_array().unwrap().clone()
+    };
+    let count = |told: &[Value], why: &str| {
+        let of_web = told.iter().filter(|one| one["client"] == "web");
+        let found = of_web.filter(|one| one["why"].as_str().unwrap().contains(why));
+        found.map(|one| one["count"].as_str().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let told = dry_run(&closed);
+    assert_eq!(count(&told, "it names owners that are not web"), 2, "{told:?}");
+    assert_eq!(count(&told, "it has no read on billing/"), 3, "{told:?}");
+    assert!(told.iter().all(|one| one["client"] != "unknown"), "{told:?}");
+    closed.cluster.nodes[2].kill();
+    let told = dry_run(&closed);
+    let silent = told.iter().find(|one| one["client"] == "unknown").expect("a node does not answer");
+    assert!(silent["why"].as_str().unwrap().contains("node n3 knows more"), "{silent}");
 }
 
 #[test]

@@ -63,18 +63,18 @@ fn three_nodes_on_one_machine_come_together() {
 }
 
 /// Three machines, all of them this one.
-struct Machines {
-    terminal: Terminal,
-    ports: [Ports; 3],
+pub(super) struct Machines {
+    pub(super) terminal: Terminal,
+    pub(super) ports: [Ports; 3],
 }
 
 impl Machines {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { terminal: Terminal::new(Curl::best()), ports: [Ports::free(), Ports::free(), Ports::free()] }
     }
 
     /// What is typed at one of the machines, with addresses and a folder that a test can have.
-    fn at(&self, machine: usize, text: &str) -> String {
+    pub(super) fn at(&self, machine: usize, text: &str) -> String {
         let mut parts = Vec::new();
         for (number, ports) in (1..).zip(self.ports) {
             for (port, here) in [(7000, ports.raft), (9000, ports.grpc), (8080, ports.http)] {

@@ -70,15 +70,34 @@ fn a_command_line_that_makes_no_sense_is_refused_in_one_line() {
     {
         assert_says(&bare(&["--node-id", name]), USAGE, &["--node-id", words]);
     }
-    for (flag, address) in [
-        ("--raft-addr", "0.0.0.0:1"),
-        ("--grpc-addr", ":1"),
-        ("--http-addr", "[::]:1"),
-        ("--http-addr", "192.0.2.1:1"),
-    ] {
-        assert_says(&bare(&[flag, address]), USAGE, &[flag, "--insecure"]);
+    for (flag, address) in [("--grpc-addr", ":1"), ("--http-addr", "[::]:1"), ("--http-addr", "192.0.2.1:1")]
+    {
+        assert_says(&bare(&[flag, address]), USAGE, &[flag, "--insecure", "--tls-cert"]);
     }
     assert!(!folder.path().join("bare").exists(), "nothing was made");
+}
+
+/// The nodes' own port is always encrypted, and both ends prove who they are.
+#[test]
+fn the_nodes_port_may_be_reached_from_elsewhere_and_then_a_node_needs_an_invitation() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut founder = node(folder.path(), "n1", &["--bootstrap"]);
+    let raft = founder.ports.raft;
+    let (listen, advertised) = (format!("0.0.0.0:{raft}"), format!("127.0.0.1:{raft}"));
+    founder.add_flags(&["--raft-addr", &listen, "--advertise-raft-addr", &advertised]);
+    founder.start_ready();
+    let member = format!("127.0.0.1:{}", founder.ports.grpc);
+    let uninvited = node(folder.path(), "n2", &["--join", &member]);
+    let ended = run_to_end(&mut uninvited.command());
+    assert_says(&ended, FAILED, &["invitation", "lowkey member invite"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lowkey"));
+    let invited =
+        command.args(["member", "invite", "--endpoints", &format!("http://{member}")]).output().unwrap();
+    assert!(invited.status.success(), "{invited:?}");
+    let file = folder.path().join("join-token");
+    std::fs::write(&file, invited.stdout).unwrap();
+    let mut third = node(folder.path(), "n3", &["--join-token-file", file.to_str().unwrap()]);
+    third.start_ready();
 }
 
 #[test]

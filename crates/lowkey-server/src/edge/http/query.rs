@@ -1,6 +1,7 @@
 //! The parameters of a URL, and the requests that are made of them.
 //!
-//! Each parameter may be given once, in either casing (`page_size` or `pageSize`), with the usual escapes.
+//! Each parameter may be given once, in either casing (`page_size` or `pageSize`), with the usual escapes. The name of a
+//! lock is `name`, and is understood as `lock_name` too, which is what it is called everywhere else.
 //! A parameter that the call does not know is refused, because it may have been meant to restrict
 //! something. A parameter with a wrong value is refused with the reason of its field, and the refusal says
 //! what is allowed.
@@ -151,13 +152,10 @@ struct Query<'a> {
 impl<'a> Query<'a> {
     /// Takes the parameters that are fields of a message, and no others.
     fn of<T: DeserializeOwned>(uri: &'a Uri) -> Result<Self, ApiError> {
-        let known = || {
-            strict::fields_of::<T>()
-                .iter()
-                .filter(|field| **field != "lockName")
-                .map(|field| parameter(field))
-        };
-        match parameters(uri).find(|(key, _)| !known().any(|known| is_named(key, known))) {
+        let fields = strict::fields_of::<T>();
+        let known = || fields.iter().filter(|field| **field != "lockName").map(|field| parameter(field));
+        let is_known = |key| known().chain(fields.iter().copied()).any(|known| is_named(key, known));
+        match parameters(uri).find(|(key, _)| !is_known(key)) {
             Some((key, _)) => {
                 let in_snake_case = known().filter(|name| is_in_snake_case(name));
                 let advice = format!("the parameters are {}", in_snake_case.collect::<Vec<_>>().join(", "));
@@ -172,9 +170,10 @@ impl<'a> Query<'a> {
         self.text_for(field, field)
     }
 
-    /// The parameter `name`, given in snake case, which fills `field`.
+    /// The parameter `name`, given in snake case, which fills `field`. Under the field's own name it is taken too.
     fn text_for(&self, name: &str, field: &'static str) -> Result<Option<String>, ApiError> {
-        let mut values = parameters(self.uri).filter(|(key, _)| is_named(key, name)).map(|(_, value)| value);
+        let is_it = |key| is_named(key, name) || is_named(key, field);
+        let mut values = parameters(self.uri).filter(|(key, _)| is_it(key)).map(|(_, value)| value);
         let Some(value) = values.next() else { return Ok(None) };
         if values.next().is_some() {
             return Err(ApiError::invalid(field, format_args!("must be given once, as {name}=…")));
@@ -225,7 +224,9 @@ fn hex_digit(byte: u8) -> Option<u8> {
 mod tests {
     use ::http::HeaderValue;
     use lowkey_api::Reason;
-    use lowkey_api::v1::{GetLockRequest, LeaderRequest, ListLocksRequest};
+    use lowkey_api::v1::{
+        ExplainRequest, GetLockRequest, LeaderRequest, ListLocksRequest, QueryAuditRequest,
+    };
 
     use super::*;
 
@@ -280,6 +281,22 @@ mod tests {
             let error = parse::<ListLocksRequest>(&uri(query)).unwrap_err();
             assert_eq!(error.reason, Reason::UnknownField, "{query}");
             assert_eq!(error.metadata["nearest"].to_lowercase().replace('_', ""), "pagesize", "{query}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_lock_is_taken_under_each_of_its_names() {
+        for query in ["name=a/b&token=7", "lock_name=a%2Fb&token=7", "lockName=a/b&token=7"] {
+            let query = query.replace("token", "fencing_token");
+            let audit = parse::<QueryAuditRequest>(&uri(&query)).unwrap();
+            assert_eq!((audit.lock_name.as_str(), audit.fencing_token), ("a/b", 7), "{query}");
+            let explain = parse::<ExplainRequest>(&uri(&query)).unwrap();
+            assert_eq!((explain.lock_name.as_str(), explain.fencing_token), ("a/b", 7), "{query}");
+        }
+        for query in ["name=a&lock_name=a", "lock_name=a&lockName=a", "lockName=a&name=b"] {
+            let error = parse::<QueryAuditRequest>(&uri(query)).unwrap_err();
+            assert_eq!(error.reason.as_str(), "INVALID_LOCK_NAME", "{query}");
+            assert!(error.message.contains("once"), "{}", error.message);
         }
     }
 

@@ -26,6 +26,10 @@ const LEASE_ID_BYTES_MAX: usize = 10;
 const _: () = assert!(LEASES_PER_RENEWAL_MAX * LEASE_ID_BYTES_MAX + 64 <= REQUEST_BYTES_MAX);
 
 /// The outcome of a call.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly all are answers, and a box for each would cost the hot path"
+)]
 pub(super) enum Outcome {
     /// The answer. If it is large, the charge is held until the client takes it.
     Answered(Answer, Option<Charge>),
