@@ -11,7 +11,7 @@
 //! - The size of a large answer is known only when it exists. So only some are made at a time
 //!   (`Account::read`): for one connection, for one address, and in total.
 //! - Making a page of a list takes much of a processor's time. So a connection gets the next page when it has
-//!   taken the one before ([`Turn`]): who takes nothing, or gives up and asks anew, keeps the node busy with
+//!   taken the one before (`Turn`): who takes nothing, or gives up and asks anew, keeps the node busy with
 //!   no more than one.
 //! - A `Charge` gives back what it took when it is dropped. Nothing else does.
 
