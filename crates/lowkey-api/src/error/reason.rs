@@ -209,6 +209,7 @@ const INVALID: &[(&str, &str)] = &[
     ("member_id", "INVALID_MEMBER_ID"),
     ("mode", "INVALID_MODE"),
     ("name", "INVALID_NAME"),
+    ("newest_first", "INVALID_NEWEST_FIRST"),
     ("node_id", "INVALID_NODE_ID"),
     ("owner_id", "INVALID_OWNER_ID"),
     ("page_size", "INVALID_PAGE_SIZE"),
