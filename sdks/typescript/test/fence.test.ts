@@ -56,7 +56,8 @@ describe("fencing in PostgreSQL", { skip }, () => {
 
   after(async () => {
     await pool.end();
-    server.kill("SIGINT");
+    // Waits for connections that are still closing: those that it ends itself are errors without a listener.
+    server.kill("SIGTERM");
     await new Promise((resolve) => server.once("exit", resolve));
     rmSync(folder, { recursive: true });
   });
