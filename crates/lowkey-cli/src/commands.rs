@@ -41,7 +41,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use lowkey_client::{Client, Error, Reason, Tls};
+use lowkey_client::{Client, ClientBuilder, Error, NodeHealth, Reason, Tls};
 use nix::unistd::{Uid, User};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -194,16 +194,27 @@ impl ServiceArgs {
 
     /// Connects, for a command that does something in somebody's name.
     pub(crate) async fn connect_as(&self, owner: Owner) -> Result<Client, CommandFailure> {
-        let mut builder = match owner {
-            Owner::Named(owner) => Client::builder(self.endpoints.clone()).owner(owner),
-            Owner::Here => Client::builder(self.endpoints.clone()).local_owner(user_at_host()),
+        let builder = match owner {
+            Owner::Named(owner) => self.builder().owner(owner),
+            Owner::Here => self.builder().local_owner(user_at_host()),
         };
-        builder =
-            builder.connect_timeout(self.connect_timeout).call_timeout(self.connect_timeout).tls(self.tls());
-        if let Some(file) = &self.auth_file {
-            builder = builder.token_file(file);
-        }
         self.with_a_word("reach", builder.connect()).await.map_err(|error| self.failure(&error))
+    }
+
+    /// Asks the nodes themselves how they are.
+    pub(crate) async fn health(&self) -> Result<NodeHealth, CommandFailure> {
+        self.with_a_word("reach", self.builder().health()).await.map_err(|error| self.failure(&error))
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        let builder = Client::builder(self.endpoints.clone())
+            .connect_timeout(self.connect_timeout)
+            .call_timeout(self.connect_timeout)
+            .tls(self.tls());
+        match &self.auth_file {
+            Some(file) => builder.token_file(file),
+            None => builder,
+        }
     }
 
     fn tls(&self) -> Tls {

@@ -51,6 +51,10 @@ impl Service {
         Self { endpoints: endpoints.into() }
     }
 
+    pub(crate) fn endpoints(&self) -> &str {
+        &self.endpoints
+    }
+
     /// A command that is not started yet.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = lowkey();

@@ -41,6 +41,38 @@ fn nobody_is_left_without_a_word_at_a_dead_port() {
 }
 
 #[test]
+fn a_node_that_wants_to_know_who_asks_tells_its_health_to_anybody() {
+    let (_folder, node, service) = one_node();
+    assert_eq!(service.ok(&["health", "--ready"]).trim(), format!("ok: {} answers", node.name));
+    let told = service.json(&["health"]);
+    assert_eq!(
+        (&told["nodeId"], &told["leaderId"], &told["ready"]),
+        (&node.name.as_str().into(), &node.name.as_str().into(), &true.into())
+    );
+    let access = |words: &[&str]| {
+        let done = lowkey().arg("access").args(words).arg("--data-dir").arg(&node.data_dir).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    access(&["principal", "add", "ops"]);
+    access(&["grant", "ops", "/", "admin"]);
+    access(&["token", "new", "ops"]);
+    access(&["require"]);
+    eventually("access is required", || (service.run(&["status"]).code != Some(0)).then_some(()));
+    let answers = format!("ok: {} answers", service.endpoints());
+    assert_eq!(service.ok(&["health", "--ready"]).trim(), answers);
+    let told = service.json(&["health", "--ready"]);
+    assert_eq!((&told["nodeId"], &told["ready"]), (&Value::Null, &true.into()));
+    // A token that cannot be read is nothing to a probe.
+    let mut with_token = service.command(&["health"]);
+    let done = Running::start(with_token.env("LOWKEY_AUTH_FILE", "/nowhere")).done();
+    assert_eq!((done.code, done.stdout.trim()), (Some(0), answers.as_str()));
+    // The HTTP port is the wrong one.
+    let wrong = Service::at(format!("http://127.0.0.1:{}", node.ports.http));
+    assert!(wrong.run(&["health"]).complaint(64).contains("gRPC"));
+}
+
+#[test]
 fn whoever_watches_hears_that_no_node_is_reached_and_that_one_is_again() {
     let (_folder, mut node, service) = one_node();
     let watching = service.start(&["watch"]);
