@@ -41,6 +41,31 @@ fn nobody_is_left_without_a_word_at_a_dead_port() {
 }
 
 #[test]
+fn a_watch_tells_when_it_was_and_who_ended_the_hold_of_another() {
+    let (_folder, _node, service) = one_node();
+    let watching = service.start(&["watch"]);
+    // It has begun when it tells of something.
+    eventually("it watches", || {
+        service.ok(&["run", "first", "--", "true"]);
+        watching.printed().contains("\tfirst\t").then_some(())
+    });
+    service.ok(&["acquire", "a", "--ttl", "60s", "--owner", "alice"]);
+    service.ok(&["revoke", "a", "--yes", "--owner", "bob"]);
+    let line = |event: &str| {
+        eventually(event, || {
+            let text = watching.printed();
+            let line = text.lines().find(|line| line.contains(&format!("\t{event}\ta\t")))?;
+            Some(line.split('\t').map(str::to_owned).collect::<Vec<String>>())
+        })
+    };
+    for (event, actor) in [("ACQUIRED", "-"), ("REVOKED", "bob")] {
+        let cells = line(event);
+        assert_eq!((cells.len(), cells[3].as_str(), cells[9].as_str()), (10, "alice", actor), "{cells:?}");
+        assert!(cells[8].len() == 20 && cells[8].starts_with("20") && cells[8].ends_with('Z'), "{cells:?}");
+    }
+}
+
+#[test]
 fn a_node_that_wants_to_know_who_asks_tells_its_health_to_anybody() {
     let (_folder, node, service) = one_node();
     assert_eq!(service.ok(&["health", "--ready"]).trim(), format!("ok: {} answers", node.name));
