@@ -91,6 +91,10 @@ pub(crate) struct ServiceArgs {
     /// Show tables in full, also where they are wider than the terminal
     #[arg(long)]
     pub(crate) wide: bool,
+
+    /// Standard error is also that of another command, which a script may read.
+    #[arg(skip)]
+    pub(crate) shares_stderr: bool,
 }
 
 /// Who asks.
@@ -228,7 +232,7 @@ impl ServiceArgs {
         }
     }
 
-    /// Asks the service, and says on a terminal that it takes long, if it does.
+    /// Asks the service, and says on standard error that it takes long, if it does.
     pub(crate) async fn ask<T>(
         &self,
         asking: impl Future<Output = Result<T, Error>>,
@@ -250,8 +254,8 @@ impl ServiceArgs {
         if let Ok(done) = timeout(SILENCE, &mut work).await {
             return done;
         }
-        // A script wants one line, and only if it came to nothing.
-        if !self.json && io::stderr().is_terminal() {
+        // A program wants one object, and only if it came to nothing.
+        if !self.json && (!self.shares_stderr || io::stderr().is_terminal()) {
             let (endpoints, limit) = (self.endpoints.join(","), self.connect_timeout);
             self.remark(&format!(
                 "still trying to {what} {endpoints}, for {limit:?} at most (--connect-timeout)"

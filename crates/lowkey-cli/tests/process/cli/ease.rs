@@ -36,8 +36,19 @@ fn nobody_is_left_without_a_word_at_a_dead_port() {
             at_a_terminal(&service, &format!("lowkey {typed} --connect-timeout 1500ms {command}")).done();
         assert!(done.stdout.contains("lowkey: still trying to reach http://127.0.0.1:"), "{typed}: {done:?}");
     }
-    // A script gets one line, which says that it came to nothing.
-    service.run(&["ls", "--connect-timeout", "1500ms"]).complaint(69);
+    // So does a script: a log is read, too.
+    let done = service.run(&["ls", "--connect-timeout", "1500ms"]);
+    done.complaint(69);
+    assert!(done.stderr.starts_with("lowkey: still trying to reach http://127.0.0.1:"), "{done:?}");
+    // Not where a command writes to the same, nor to a program.
+    for words in [
+        &["run", "a", "--connect-timeout", "1500ms", "--", "true"][..],
+        &["elect", "a", "--connect-timeout", "1500ms", "--", "true"],
+        &["ls", "--json", "--connect-timeout", "1500ms"],
+    ] {
+        let done = service.run(words);
+        assert_eq!((done.code, done.stderr.lines().count()), (Some(69), 1), "{words:?}: {done:?}");
+    }
 }
 
 #[test]
