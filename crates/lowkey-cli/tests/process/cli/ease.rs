@@ -93,6 +93,9 @@ fn a_node_that_wants_to_know_who_asks_tells_its_health_to_anybody() {
     access(&["principal", "add", "ops"]);
     access(&["grant", "ops", "/", "admin"]);
     access(&["token", "new", "ops"]);
+    // Also in a pipe: no word at all would look like a failure.
+    assert!(access(&["require", "--dry-run"]).starts_with("nobody would be refused"));
+    assert_eq!(access(&["require", "--dry-run", "--json"]).trim(), "{\"wouldBeRefused\":[]}");
     access(&["require"]);
     eventually("access is required", || (service.run(&["status"]).code != Some(0)).then_some(()));
     let answers = format!("ok: {} answers", service.endpoints());
