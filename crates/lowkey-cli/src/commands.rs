@@ -11,6 +11,7 @@
 //! - `cert.rs`: certificates, which concern no cluster
 //! - `backup.rs`: backups, which but for making one need no node
 //! - `recover.rs`: the one that works on a data directory, with the server's help
+//! - `errors.rs`: the reference of errors, for those who have nothing but the program
 //! - `status.rs`, `health.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`, `manual.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
@@ -24,6 +25,7 @@ pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
+pub(crate) mod errors;
 pub(crate) mod fence;
 pub(crate) mod health;
 mod interrupts;
