@@ -30,6 +30,7 @@ ENV LOWKEY_DATA_DIR=/data \
     LOWKEY_HTTP_ADDR=:8080
 EXPOSE 7000 9000 8080
 STOPSIGNAL SIGTERM
+# Needs no token. With TLS it needs LOWKEY_ENDPOINTS=https://localhost:9000 and LOWKEY_CA: docs/operate/containers.md.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s \
     CMD ["/lowkey", "health", "--connect-timeout", "2s"]
 ENTRYPOINT ["/lowkey"]

@@ -11,6 +11,7 @@
 //! - `cert.rs`: certificates, which concern no cluster
 //! - `backup.rs`: backups, which but for making one need no node
 //! - `recover.rs`: the one that works on a data directory, with the server's help
+//! - `errors.rs`: the reference of errors, for those who have nothing but the program
 //! - `status.rs`, `health.rs`, `member.rs`, `dev.rs`, `bench.rs`, `completions.rs`, `manual.rs`: what they say
 //!
 //! Deliberately absent: retries, leases, leaders. Those are the SDK's.
@@ -24,6 +25,7 @@ pub(crate) mod changes;
 pub(crate) mod completions;
 pub(crate) mod detached;
 pub(crate) mod dev;
+pub(crate) mod errors;
 pub(crate) mod fence;
 pub(crate) mod health;
 mod interrupts;
@@ -41,7 +43,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use lowkey_client::{Client, Error, Reason, Tls};
+use lowkey_client::{Client, ClientBuilder, Error, NodeHealth, Reason, Tls};
 use nix::unistd::{Uid, User};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -91,6 +93,10 @@ pub(crate) struct ServiceArgs {
     /// Show tables in full, also where they are wider than the terminal
     #[arg(long)]
     pub(crate) wide: bool,
+
+    /// Standard error is also that of another command, which a script may read.
+    #[arg(skip)]
+    pub(crate) shares_stderr: bool,
 }
 
 /// Who asks.
@@ -194,16 +200,27 @@ impl ServiceArgs {
 
     /// Connects, for a command that does something in somebody's name.
     pub(crate) async fn connect_as(&self, owner: Owner) -> Result<Client, CommandFailure> {
-        let mut builder = match owner {
-            Owner::Named(owner) => Client::builder(self.endpoints.clone()).owner(owner),
-            Owner::Here => Client::builder(self.endpoints.clone()).local_owner(user_at_host()),
+        let builder = match owner {
+            Owner::Named(owner) => self.builder().owner(owner),
+            Owner::Here => self.builder().local_owner(user_at_host()),
         };
-        builder =
-            builder.connect_timeout(self.connect_timeout).call_timeout(self.connect_timeout).tls(self.tls());
-        if let Some(file) = &self.auth_file {
-            builder = builder.token_file(file);
-        }
         self.with_a_word("reach", builder.connect()).await.map_err(|error| self.failure(&error))
+    }
+
+    /// Asks the nodes themselves how they are.
+    pub(crate) async fn health(&self) -> Result<NodeHealth, CommandFailure> {
+        self.with_a_word("reach", self.builder().health()).await.map_err(|error| self.failure(&error))
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        let builder = Client::builder(self.endpoints.clone())
+            .connect_timeout(self.connect_timeout)
+            .call_timeout(self.connect_timeout)
+            .tls(self.tls());
+        match &self.auth_file {
+            Some(file) => builder.token_file(file),
+            None => builder,
+        }
     }
 
     fn tls(&self) -> Tls {
@@ -217,7 +234,7 @@ impl ServiceArgs {
         }
     }
 
-    /// Asks the service, and says on a terminal that it takes long, if it does.
+    /// Asks the service, and says on standard error that it takes long, if it does.
     pub(crate) async fn ask<T>(
         &self,
         asking: impl Future<Output = Result<T, Error>>,
@@ -239,8 +256,8 @@ impl ServiceArgs {
         if let Ok(done) = timeout(SILENCE, &mut work).await {
             return done;
         }
-        // A script wants one line, and only if it came to nothing.
-        if !self.json && io::stderr().is_terminal() {
+        // A program wants one object, and only if it came to nothing.
+        if !self.json && (!self.shares_stderr || io::stderr().is_terminal()) {
             let (endpoints, limit) = (self.endpoints.join(","), self.connect_timeout);
             self.remark(&format!(
                 "still trying to {what} {endpoints}, for {limit:?} at most (--connect-timeout)"

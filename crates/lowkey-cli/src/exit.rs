@@ -81,7 +81,8 @@ impl CommandFailure {
         let see = match error.reason() {
             // What happens every day needs no explanation: cron mails every line.
             None | Some(Reason::LockHeld | Reason::WaitTimeout) => String::new(),
-            Some(reason) => format!(" (see {})", reason.page()),
+            // The page itself is not on every machine.
+            Some(reason) => format!(" (`lowkey errors {}` says more)", reason.as_str()),
         };
         let line = format!("{error}; {advice}{see}");
         Self { code, line, reason: error.reason(), in_doubt: error.outcome_unknown() }

@@ -292,6 +292,12 @@ const HELP: &[Help] = &[
         page: "docs/operate/secure.md",
     },
     Help {
+        command: "errors",
+        examples: &["lowkey errors", "lowkey errors NO_QUORUM"],
+        commands: "status",
+        page: "docs/reference/errors.md",
+    },
+    Help {
         command: "health",
         examples: &["lowkey health", "lowkey health --ready --connect-timeout 2s"],
         commands: "status",

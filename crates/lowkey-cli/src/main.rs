@@ -23,8 +23,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use commands::{
-    access, audit, backup, bench, cert, changes, completions, detached, dev, fence, health, leases, locks,
-    manual, member, recover, run, status,
+    access, audit, backup, bench, cert, changes, completions, detached, dev, errors, fence, health, leases,
+    locks, manual, member, recover, run, status,
 };
 use exit::CommandFailure;
 
@@ -82,6 +82,8 @@ enum Command {
     Access(access::AccessArgs),
     /// Print the SQL by which a database refuses late writes, and how to reset it
     Fence(fence::FenceArgs),
+    /// Explain the reason of an error, and what to do about it
+    Errors(errors::ErrorsArgs),
     /// Run a node (the default: flags without a command mean this)
     Server(Box<server::ServerArgs>),
     /// Make a new cluster from one node, when the majority is lost for good
@@ -216,6 +218,7 @@ fn carry_out(command: Command) -> ExitCode {
         Command::Member(args) => member::member(&args),
         Command::Access(args) => access::access(&args),
         Command::Fence(args) => fence::fence(&args),
+        Command::Errors(args) => errors::errors(&args),
         Command::Server(args) => server::run(*args),
         Command::Recover(args) => recover::recover(&args),
         Command::Backup(args) => backup::backup(&args),

@@ -27,6 +27,10 @@ use crate::output::say;
 
 const MEBIBYTE: usize = 1024 * 1024;
 
+/// How many leases, and how many watches and observed elections, a node has at most if nothing else is said.
+pub(crate) const LEASES_MAX: usize = 1_000_000;
+pub(crate) const WATCH_STREAMS_MAX: usize = 20_000;
+
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
     /// Found a new cluster if the data directory is empty; give it to exactly one node of a cluster
@@ -168,7 +172,7 @@ pub(crate) struct ServerArgs {
     insecure: bool,
 
     /// Leases that may exist at a time
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, env = "LOWKEY_MAX_LEASES", value_parser = parse_positive, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value_t = LEASES_MAX, env = "LOWKEY_MAX_LEASES", value_parser = parse_positive, help_heading = "Limits")]
     max_leases: usize,
 
     /// Connections that each of the gRPC and HTTP ports may have at a time
@@ -180,7 +184,7 @@ pub(crate) struct ServerArgs {
     max_streams: u32,
 
     /// Watches and observed elections that this node may have at a time
-    #[arg(long, value_name = "N", default_value_t = 20_000, env = "LOWKEY_MAX_WATCH_STREAMS", value_parser = parse_positive, help_heading = "Limits")]
+    #[arg(long, value_name = "N", default_value_t = WATCH_STREAMS_MAX, env = "LOWKEY_MAX_WATCH_STREAMS", value_parser = parse_positive, help_heading = "Limits")]
     max_watch_streams: usize,
 
     /// Memory for calls under way and answers that were not taken, of all clients, in MiB

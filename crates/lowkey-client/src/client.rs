@@ -169,6 +169,11 @@ impl ClientBuilder {
         self
     }
 
+    /// What a question to single nodes needs: where, how, with which token, and for how long.
+    pub(crate) fn into_probe(self) -> (Vec<String>, Tls, Option<PathBuf>, Duration) {
+        (self.endpoints, self.tls, self.token_file, self.connect_timeout)
+    }
+
     /// Connects. Fails if no node answers in time.
     pub async fn connect(self) -> Result<Client, Error> {
         if self.endpoints.is_empty() {

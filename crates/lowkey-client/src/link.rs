@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt as _;
 
-pub(crate) use self::connect::{CONNECT_TIME, root_cause};
+pub(crate) use self::connect::{CONNECT_TIME, no_status, root_cause, wrong_port};
 use self::connect::{Connected, Directory, Failed, Surroundings};
 use self::pending::{Pending, PendingCall, ReplyTo};
 use crate::error::Error;

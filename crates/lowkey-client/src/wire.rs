@@ -63,6 +63,11 @@ impl Dialer {
         Self { configs: Arc::new(Configs::new(tls)), token: token.map(Arc::new) }
     }
 
+    /// The same with this token, if there is one.
+    pub(crate) fn with_token(&self, token: Option<TokenFile>) -> Self {
+        Self { configs: Arc::clone(&self.configs), token: token.map(Arc::new) }
+    }
+
     /// Finds mistakes that no waiting changes, before anything is sent.
     pub(crate) fn check(&self, endpoint: &str) -> Result<(), Error> {
         let (scheme, _) = split(endpoint)?;

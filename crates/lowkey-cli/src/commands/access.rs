@@ -1,5 +1,6 @@
 //! `access`: who may do what.
 
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -332,6 +333,10 @@ async fn require(client: Client, service: ServiceArgs, args: &RequireArgs) -> Re
     let refused = client.would_be_refused().await.map_err(|error| service.failure(&error))?;
     if service.json {
         return printed(print_json(&serde_json::json!({ "wouldBeRefused": refused })));
+    }
+    if refused.is_empty() {
+        let line = "nobody would be refused of those who asked a node in the last hour";
+        return printed(writeln!(io::stdout(), "{line}"));
     }
     let mut table = TextTable::new(&["CLIENT", "TIMES", "WHY"]);
     for one in refused {

@@ -111,6 +111,8 @@ pub(crate) fn watch(args: &WatchArgs) -> ExitCode {
             ("TOKEN", 6),
             ("HOW", 9),
             ("VALUE", 5),
+            ("TIME", 10),
+            ("BY", 12),
         ];
         follow(service, &client, columns, watch, |event, feed| match feed {
             None => print_json(&event),
@@ -120,7 +122,8 @@ pub(crate) fn watch(args: &WatchArgs) -> ExitCode {
     })
 }
 
-fn event_cells(event: &WatchEvent) -> [String; 8] {
+fn event_cells(event: &WatchEvent) -> [String; 10] {
+    let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
     [
         format!("{}.{}", event.revision, event.ordinal),
         event.r#type().as_str_name().to_owned(),
@@ -130,6 +133,9 @@ fn event_cells(event: &WatchEvent) -> [String; 8] {
         event.fencing_token.to_string(),
         how(event.mode(), event.scope()),
         event.value.clone(),
+        if event.at_unix_ms == 0 { "-".to_owned() } else { utc(event.at_unix_ms) },
+        // Who released or revoked it.
+        or_dash(event.actor.clone()),
     ]
 }
 

@@ -25,6 +25,7 @@ use super::printed;
 use crate::certificates::{self, Place, Use, Written, ca_file};
 use crate::exit::{self, CommandFailure};
 use crate::output::{print_json, say};
+use crate::server::{LEASES_MAX, WATCH_STREAMS_MAX};
 
 const NODES: u16 = 3;
 /// The first ports of raft, gRPC and HTTP: the server's own defaults.
@@ -264,8 +265,8 @@ async fn start_at(
             http_origins: vec![],
             metrics_open: false,
             tls: tls.cloned(),
-            leases_max: 1_000_000,
-            watch_streams_max: 10_000,
+            leases_max: LEASES_MAX,
+            watch_streams_max: WATCH_STREAMS_MAX,
             limits: ServeLimits::default(),
             audit: Some(AuditLimits::default()),
         };

@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Args;
-use lowkey_client::Client;
 use lowkey_client::api::{GetLockResponse, LockHolder, Mode, Scope};
+use lowkey_client::{Client, Reason};
 use serde::Serialize;
 
 use super::{ServiceArgs, parse_number, printed};
@@ -56,7 +56,10 @@ pub(crate) fn ls(args: &LsArgs) -> ExitCode {
     let service = &args.service;
     service.carry_out(async {
         let client = service.connect().await?;
-        let (locks, watch_from) = service.ask(client.locks(&args.prefix)).await?;
+        let (locks, watch_from) = match service.ask(client.locks(&args.prefix)).await {
+            Ok(listed) => listed,
+            Err(failure) => return Err(with_what_may_be_listed(failure, &client, &args.prefix).await),
+        };
         if service.json {
             return printed(print_json(&Listed { locks, watch_from: watch_from.to_string() }));
         }
@@ -77,6 +80,26 @@ pub(crate) fn ls(args: &LsArgs) -> ExitCode {
         }
         printed(table.print(service.wide))
     })
+}
+
+/// A grant is on a path, and a prefix means more than that: `billing` begins `billing2`, too. Who may read some of the
+/// names that were asked for is told how to ask for those.
+async fn with_what_may_be_listed(failure: CommandFailure, client: &Client, prefix: &str) -> CommandFailure {
+    if failure.reason != Some(Reason::PermissionDenied) {
+        return failure;
+    }
+    let grants = client.who_am_i().await.map(|who| who.grants).unwrap_or_default();
+    let readable = grants.iter().filter(|grant| grant.verbs.iter().any(|verb| verb == "read"));
+    let paths = readable.map(|grant| format!("{}/", grant.path)).filter(|path| path.starts_with(prefix));
+    let commands: Vec<String> = paths.map(|path| format!("`lowkey ls {path}`")).collect();
+    if commands.is_empty() {
+        return failure;
+    }
+    let line = format!(
+        "you may not read all names that begin with \"{prefix}\"; ask for {}, or for one name with `lowkey get`",
+        commands.join(" or ")
+    );
+    CommandFailure { line, ..failure }
 }
 
 /// Owner, lease, token, how, since, value, and how long the lease lives if it is not renewed again.

@@ -145,6 +145,7 @@ impl Job {
         let CommandArgs { wait, ttl, at_most, kill_grace, on_lost, on_lost_limit, owner, service, command } =
             common;
         let (subtree, owner) = (false, owner.name());
+        let service = ServiceArgs { shares_stderr: true, ..service };
         // No longer than makes sense within the shorter of the two times.
         let shortest = at_most.map_or(ttl, |limit| limit.min(ttl));
         let (patience, grace) = (wait.patience(), kill_grace.min(shortest / 4));

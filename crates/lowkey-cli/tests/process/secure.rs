@@ -134,6 +134,14 @@ fn three_commands_make_mutual_tls_and_commands_work_with_it() {
     for variable in ["LOWKEY_CA", "LOWKEY_CERT", "LOWKEY_KEY", "LOWKEY_AUTH_FILE"] {
         assert!(!seen.contains(&format!("{variable}=")), "{seen}");
     }
+    // A probe asks the node that it names, not the leader, with the same.
+    for node in &secure.nodes {
+        let mut probe = secure.billing(&["health", "--ready"]);
+        let probe = probe.env("LOWKEY_ENDPOINTS", format!("https://127.0.0.1:{}", node.ports.grpc));
+        assert_eq!(printed(probe), format!("ok: {} answers\n", node.name));
+    }
+    let no_certificate = refused(&mut secure.command(&["health"]), 64);
+    assert!(no_certificate.contains("--cert and --key"), "{no_certificate}");
     // The same by flags.
     let flags = ["--ca", &secure.file("ca.pem"), "--cert", &secure.file("billing.pem"), "--key"];
     let mut by_flags = secure.command(&["status"]);

@@ -222,7 +222,7 @@ fn worse(one: Error, other: Error) -> Error {
 
 /// What waiting does not change: a server that answers but does not offer the service, or one with which
 /// there is no TLS.
-fn wrong_port(error: &Error) -> Option<&str> {
+pub(crate) fn wrong_port(error: &Error) -> Option<&str> {
     match error.kind() {
         ErrorKind::Invalid(problem) => Some(problem),
         ErrorKind::Unavailable { problem, refusal: Some(Reason::NoSuchRoute), .. } => Some(problem),
@@ -342,20 +342,27 @@ async fn status_of(
 ) -> Result<GetStatusResponse, Error> {
     match timeout(CONNECT_TIME, client.get_status(GetStatusRequest {})).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) if status.code() == Code::Unimplemented => Err(Error::new(ErrorKind::Unavailable {
-            problem: format!("{endpoint}: {}", words_of(&status)),
+        Ok(Err(status)) => Err(no_status(dialer, endpoint, &status)),
+        Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
+    }
+}
+
+/// What it means that a server refuses to tell how it is.
+pub(crate) fn no_status(dialer: &Dialer, endpoint: &str, status: &Status) -> Error {
+    if status.code() == Code::Unimplemented {
+        return Error::new(ErrorKind::Unavailable {
+            problem: format!("{endpoint}: {}", words_of(status)),
             sent: false,
             refusal: Some(Reason::NoSuchRoute),
-        })),
-        Ok(Err(status)) => Err(match dialer.words_of(&status) {
-            // With TLS 1.3 a node that refuses a client says so only behind the handshake.
-            Some(words) => Error::invalid(format!("{endpoint}: {words}")),
-            None if reason_of(&status) == Some(Reason::TlsRequired) => {
-                Error::invalid(format!("{endpoint}: {}", words_of(&status)))
-            }
-            None => Error::unavailable(format!("{endpoint}: {}", words_of(&status)), false),
-        }),
-        Err(_) => Err(Error::unavailable(format!("{endpoint} does not answer"), false)),
+        });
+    }
+    match dialer.words_of(status) {
+        // With TLS 1.3 a node that refuses a client says so only behind the handshake.
+        Some(words) => Error::invalid(format!("{endpoint}: {words}")),
+        None if reason_of(status) == Some(Reason::TlsRequired) => {
+            Error::invalid(format!("{endpoint}: {}", words_of(status)))
+        }
+        None => Error::unavailable(format!("{endpoint}: {}", words_of(status)), false),
     }
 }
 

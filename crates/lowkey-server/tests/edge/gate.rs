@@ -345,7 +345,11 @@ async fn pages_of_named_origins_may_ask_and_read() {
         assert_eq!((answer.status, answer.body.as_str()), (204, ""));
         assert_eq!(answer.header("access-control-allow-origin"), origin);
         assert_eq!(answer.header("access-control-allow-methods"), "GET, POST, DELETE");
-        assert!(answer.header("access-control-allow-headers").contains("content-type"));
+        let allowed = answer.header("access-control-allow-headers");
+        let allowed: Vec<&str> = allowed.split(", ").collect();
+        for sent in ["authorization", "content-type", "idempotency-key", "last-event-id"] {
+            assert!(allowed.contains(&sent), "{sent}: {allowed:?}");
+        }
         assert_eq!(answer.header("access-control-allow-credentials"), "");
 
         for answer in [

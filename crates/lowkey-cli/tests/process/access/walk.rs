@@ -553,6 +553,28 @@ fn what_would_be_refused_is_gathered_from_all_nodes() {
 }
 
 #[test]
+fn who_may_list_some_names_only_is_told_what_to_ask_for() {
+    let closed = Closed::start(1);
+    let file = closed.cluster.folder().join("billing.token");
+    std::fs::write(&file, &closed.billing).unwrap();
+    let by_billing = |words: &[&str]| {
+        let mut command = lowkey();
+        let endpoint = format!("http://127.0.0.1:{}", closed.cluster.nodes[0].ports.grpc);
+        command.args(words).env("LOWKEY_ENDPOINTS", endpoint).env("LOWKEY_AUTH_FILE", &file);
+        command.output().unwrap()
+    };
+    assert!(by_billing(&["ls", "billing/"]).status.success());
+    for words in [&["ls"][..], &["ls", "billing"], &["ls", "bill"]] {
+        let output = by_billing(words);
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(line.contains("ask for `lowkey ls billing/`") && !line.contains("access grant"), "{line}");
+    }
+    let line = String::from_utf8(by_billing(&["ls", "web/"]).stderr).unwrap();
+    assert!(line.contains("access grant") && !line.contains("lowkey ls"), "{line}");
+}
+
+#[test]
 fn it_is_not_required_without_an_admin_and_can_be_opened_again_by_the_socket() {
     let closed = Closed::start(1);
     let by_ops = |words: &[&str]| {

@@ -36,8 +36,79 @@ fn nobody_is_left_without_a_word_at_a_dead_port() {
             at_a_terminal(&service, &format!("lowkey {typed} --connect-timeout 1500ms {command}")).done();
         assert!(done.stdout.contains("lowkey: still trying to reach http://127.0.0.1:"), "{typed}: {done:?}");
     }
-    // A script gets one line, which says that it came to nothing.
-    service.run(&["ls", "--connect-timeout", "1500ms"]).complaint(69);
+    // So does a script: a log is read, too.
+    let done = service.run(&["ls", "--connect-timeout", "1500ms"]);
+    done.complaint(69);
+    assert!(done.stderr.starts_with("lowkey: still trying to reach http://127.0.0.1:"), "{done:?}");
+    // Not where a command writes to the same, nor to a program.
+    for words in [
+        &["run", "a", "--connect-timeout", "1500ms", "--", "true"][..],
+        &["elect", "a", "--connect-timeout", "1500ms", "--", "true"],
+        &["ls", "--json", "--connect-timeout", "1500ms"],
+    ] {
+        let done = service.run(words);
+        assert_eq!((done.code, done.stderr.lines().count()), (Some(69), 1), "{words:?}: {done:?}");
+    }
+}
+
+#[test]
+fn a_watch_tells_when_it_was_and_who_ended_the_hold_of_another() {
+    let (_folder, _node, service) = one_node();
+    let watching = service.start(&["watch"]);
+    // It has begun when it tells of something.
+    eventually("it watches", || {
+        service.ok(&["run", "first", "--", "true"]);
+        watching.printed().contains("\tfirst\t").then_some(())
+    });
+    service.ok(&["acquire", "a", "--ttl", "60s", "--owner", "alice"]);
+    service.ok(&["revoke", "a", "--yes", "--owner", "bob"]);
+    let line = |event: &str| {
+        eventually(event, || {
+            let text = watching.printed();
+            let line = text.lines().find(|line| line.contains(&format!("\t{event}\ta\t")))?;
+            Some(line.split('\t').map(str::to_owned).collect::<Vec<String>>())
+        })
+    };
+    for (event, actor) in [("ACQUIRED", "-"), ("REVOKED", "bob")] {
+        let cells = line(event);
+        assert_eq!((cells.len(), cells[3].as_str(), cells[9].as_str()), (10, "alice", actor), "{cells:?}");
+        assert!(cells[8].len() == 20 && cells[8].starts_with("20") && cells[8].ends_with('Z'), "{cells:?}");
+    }
+}
+
+#[test]
+fn a_node_that_wants_to_know_who_asks_tells_its_health_to_anybody() {
+    let (_folder, node, service) = one_node();
+    assert_eq!(service.ok(&["health", "--ready"]).trim(), format!("ok: {} answers", node.name));
+    let told = service.json(&["health"]);
+    assert_eq!(
+        (&told["nodeId"], &told["leaderId"], &told["ready"]),
+        (&node.name.as_str().into(), &node.name.as_str().into(), &true.into())
+    );
+    let access = |words: &[&str]| {
+        let done = lowkey().arg("access").args(words).arg("--data-dir").arg(&node.data_dir).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    access(&["principal", "add", "ops"]);
+    access(&["grant", "ops", "/", "admin"]);
+    access(&["token", "new", "ops"]);
+    // Also in a pipe: no word at all would look like a failure.
+    assert!(access(&["require", "--dry-run"]).starts_with("nobody would be refused"));
+    assert_eq!(access(&["require", "--dry-run", "--json"]).trim(), "{\"wouldBeRefused\":[]}");
+    access(&["require"]);
+    eventually("access is required", || (service.run(&["status"]).code != Some(0)).then_some(()));
+    let answers = format!("ok: {} answers", service.endpoints());
+    assert_eq!(service.ok(&["health", "--ready"]).trim(), answers);
+    let told = service.json(&["health", "--ready"]);
+    assert_eq!((&told["nodeId"], &told["ready"]), (&Value::Null, &true.into()));
+    // A token that cannot be read is nothing to a probe.
+    let mut with_token = service.command(&["health"]);
+    let done = Running::start(with_token.env("LOWKEY_AUTH_FILE", "/nowhere")).done();
+    assert_eq!((done.code, done.stdout.trim()), (Some(0), answers.as_str()));
+    // The HTTP port is the wrong one.
+    let wrong = Service::at(format!("http://127.0.0.1:{}", node.ports.http));
+    assert!(wrong.run(&["health"]).complaint(64).contains("gRPC"));
 }
 
 #[test]

@@ -132,6 +132,11 @@ fn a_node_that_waits_for_others_says_for_whom_and_is_alive_but_not_ready() {
     for path in ["/readyz", "/v1/status"] {
         assert_eq!(nodes[1].http("GET", path, "").unwrap().0, 503, "{path}");
     }
+    let probe = Service::of(std::slice::from_ref(&nodes[1]));
+    assert!(probe.ok(&["health"]).contains("answers, and is not ready: this node waits for others"));
+    assert!(
+        probe.run(&["health", "--ready"]).complaint(1).contains("is not ready: this node waits for others")
+    );
     eventually("it says whom it waits for", || {
         let log = nodes[1].log_text();
         let mut lines = log.lines().filter(|line| line.contains("so far there are n2"));

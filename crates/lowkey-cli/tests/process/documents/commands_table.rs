@@ -102,6 +102,7 @@ fn run_client(terminal: &Terminal, command: &str, name: &str) {
         "audit" => printed.contains("\treleased\t"),
         "access" => line("-\t-\t"),
         "health" => line("ok: dev-"),
+        "errors" => line("NO_QUORUM") && line("HTTP 503"),
         "leader" => printed.contains("\thttp://10.0.0.1:4000\t"),
         "cert" => line("certs/ca.pem is for lowkey CA "),
         "fence" => printed.contains("CREATE TABLE IF NOT EXISTS lowkey_fence"),

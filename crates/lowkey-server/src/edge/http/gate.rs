@@ -202,7 +202,8 @@ fn is_preflight(head: &request::Parts) -> bool {
 fn preflight_response() -> Response {
     let headers = [
         (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, DELETE"),
-        (header::ACCESS_CONTROL_ALLOW_HEADERS, "content-type, idempotency-key, last-event-id"),
+        // A page that holds a token shows it itself: browsers send no cookies here, and none would count.
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, idempotency-key, last-event-id"),
         (header::ACCESS_CONTROL_MAX_AGE, "600"),
     ];
     (StatusCode::NO_CONTENT, headers).into_response()
