@@ -74,7 +74,7 @@ fn a_cluster_counts_what_it_does_and_no_label_grows_with_the_data() {
     assert_eq!(lags.count(), 2);
     // By name: an alert that says "member 2" sends a person to look for who that is.
     let told = follower.ok("GET", "/v1/status", "");
-    let members = told["peers"].as_array().unwrap();
+    let members = told["members"].as_array().unwrap();
     let number = |name: &str| members.iter().find(|it| it["nodeId"] == name).unwrap()["memberId"].clone();
     let (member, node) = (number(&follower.name), &follower.name);
     let reachable = format!(r#"lowkey_member_reachable{{member={member},node="{node}"}}"#);
