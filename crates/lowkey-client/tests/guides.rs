@@ -88,6 +88,8 @@ async fn sharing(session: &Session) -> Outcome {
 
 #[expect(dead_code, reason = "it is compiled, and needs a cluster to run")]
 async fn watching(client: &Client) -> Outcome {
+    use futures::StreamExt as _;
+
     let mut watch = client.watch_prefix("jobs/");
     while let Some(event) = watch.next().await {
         let event = event?;
