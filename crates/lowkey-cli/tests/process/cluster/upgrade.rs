@@ -1,7 +1,7 @@
 //! A cluster of the version before becomes encrypted node by node, under load.
 //!
 //! The program of the version before is named by `LOWKEY_PREVIOUS_BINARY`. Without it the test says that it did
-//! nothing. There is no version before 1.0.0-rc.1, so `LOWKEY_REQUIRE_ALL=1` does not insist on it yet.
+//! nothing. There is no version before the first, so `LOWKEY_REQUIRE_ALL=1` does not insist on it yet.
 
 use std::path::PathBuf;
 use std::time::Duration;
