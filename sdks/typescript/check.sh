@@ -42,7 +42,7 @@ if grep -q '"resolved"' package-lock.json; then
     echo "typescript: package-lock.json names a registry: it must not" >&2
     exit 1
 fi
-step npm ci --no-audit --no-fund
+(cd ../.. && step npm --prefix sdks/typescript ci --no-audit --no-fund)
 step npm run lint
 step npm test
 step npm run docs
@@ -60,7 +60,9 @@ example() {
     awk -v fence="^\`\`\`$1\$" '$0 ~ fence && !done { inside = 1; next } /^```/ && inside { inside = 0; done = 1 } inside' README.md
 }
 
-step npm pack --pack-destination "$folder"
+# As the README says it, from the root and with another folder.
+mkdir "$folder/try"
+(cd ../.. && step npm pack ./sdks/typescript --pack-destination "$folder/try")
 read -r raft grpc http <<<"$(node -e '
     const net = require("node:net");
     const servers = [0, 1, 2].map(() => net.createServer().listen(0, "127.0.0.1"));
@@ -73,13 +75,12 @@ until node -e "fetch('http://127.0.0.1:$http/readyz').then((r) => process.exit(r
 done
 
 printf '\n==> the package in a clean folder, and the first example of the README\n'
-mkdir "$folder/try"
 example js | sed "s|http://127.0.0.1:8080|http://127.0.0.1:$http|" >"$folder/try/first.mjs"
 example ts >"$folder/try/second.mts"
 cd "$folder/try"
 started=$(node -p 'performance.timeOrigin + performance.now()')
 npm init -y >/dev/null
-npm install --no-audit --no-fund "$folder"/lowkey-*.tgz
+npm install --no-audit --no-fund ./lowkey-*.tgz
 [ "$(ls node_modules)" = lowkey ] || { echo "typescript: the package brings dependencies along: $(ls node_modules)" >&2; exit 1; }
 said=$(node first.mjs)
 ended=$(node -p 'performance.timeOrigin + performance.now()')

@@ -16,7 +16,7 @@ enum Form {
 use Form::{Python, Semantic};
 
 /// A file, what stands before the version there, how it is written, and how many times from the top.
-const PLACES: [(&str, &str, Form, usize); 22] = [
+const PLACES: [(&str, &str, Form, usize); 21] = [
     ("Cargo.toml", "\nversion = \"", Semantic, 1),
     // Crates that are published name each other with their version.
     ("Cargo.toml", "\", version = \"", Semantic, 14),
@@ -34,7 +34,6 @@ const PLACES: [(&str, &str, Form, usize); 22] = [
     ("sdks/go/version.go", "const Version = \"", Semantic, 1),
     ("sdks/python/pyproject.toml", "\nversion = \"", Python, 1),
     ("sdks/python/src/lowkey/__init__.py", "\n__version__ = \"", Python, 1),
-    ("sdks/typescript/README.md", "lowkey-", Semantic, 1),
     ("sdks/typescript/driver/driver.ts", "version: \"", Semantic, 1),
     ("sdks/typescript/package-lock.json", "\n  \"version\": \"", Semantic, 1),
     ("sdks/typescript/package-lock.json", "\n      \"version\": \"", Semantic, 1),

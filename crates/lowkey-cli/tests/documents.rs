@@ -71,6 +71,24 @@ fn the_readme_is_for_somebody_who_has_two_minutes() {
     assert!(lines < 150, "the README has {lines} lines, and is to have fewer than 150");
 }
 
+/// Who does not know the name of a variable cannot make a test longer.
+#[test]
+fn contributors_are_told_every_variable_that_makes_a_test_longer() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let repository = Repository::read();
+    let told = &repository.documents["CONTRIBUTING.md"];
+    let tests = repository.paths.iter().filter(|path| path.contains("/tests/") && path.ends_with(".rs"));
+    let mut found = BTreeSet::new();
+    for path in tests {
+        let text = fs::read_to_string(root.join(path)).expect("a file that was listed");
+        let names = text.split("rounds(\"LOWKEY_").skip(1).filter_map(|rest| rest.split('"').next());
+        found.extend(names.map(|name| format!("LOWKEY_{name}=")));
+    }
+    assert!(found.len() > 20, "too few: is this test looking in the right place? {found:?}");
+    let untold: Vec<&String> = found.iter().filter(|name| !told.contains(name.as_str())).collect();
+    assert!(untold.is_empty(), "CONTRIBUTING.md does not name {untold:?}");
+}
+
 #[test]
 fn prose_ends_at_the_hundredth_column() {
     let repository = Repository::read();

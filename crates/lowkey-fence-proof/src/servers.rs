@@ -6,6 +6,7 @@ mod objects;
 
 use std::fmt;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,18 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A program that is not installed.
 #[derive(Debug)]
 pub struct Missing(pub &'static str);
+
+/// Whether an experiment is to be skipped, for the lack of a server: it is told, and then nothing is done. Where
+/// nothing may be skipped it is a failure like any other.
+pub fn may_skip(error: &Failure) -> bool {
+    let must = std::env::var("LOWKEY_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    let may = error.is::<Missing>() && !must;
+    if may {
+        // Past `println!`, of which nobody sees anything in a test that passes.
+        let _ = std::io::stderr().write_all(format!("skipped: {error}\n").as_bytes());
+    }
+    may
+}
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -15,7 +15,7 @@ use lowkey_fence::{Fence, FenceError, Marks, Mode, Refusal};
 
 pub(crate) use self::postgres::{Connected, connect as connect_postgres};
 use crate::Failure;
-use crate::servers::{self, Missing};
+use crate::servers::{self, may_skip};
 
 /// How a holder writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +146,7 @@ impl Kind {
     pub async fn start_or_skip(self) -> Option<Box<dyn Store>> {
         match self.start().await {
             Ok(store) => Some(store),
-            Err(error) if error.is::<Missing>() && std::env::var_os("LOWKEY_REQUIRE_ALL").is_none() => {
-                println!("skipped: {error}");
-                None
-            }
+            Err(error) if may_skip(&error) => None,
             Err(error) => panic!("{self:?}: {error}"),
         }
     }

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use lowkey_fence_proof::Failure;
-use lowkey_fence_proof::servers::{Missing, postgres, redis, s3};
+use lowkey_fence_proof::servers::{may_skip, postgres, redis, s3};
 
 /// Runs the example with the fence and without.
 fn play(kind: &str) -> Result<(), Failure> {
@@ -30,10 +30,7 @@ fn play(kind: &str) -> Result<(), Failure> {
 /// False, with a word, if the server is missing and may be.
 fn is_there<T>(server: Result<T, Failure>) -> Result<bool, Failure> {
     match server {
-        Err(error) if error.is::<Missing>() && std::env::var_os("LOWKEY_REQUIRE_ALL").is_none() => {
-            println!("skipped: {error}");
-            Ok(false)
-        }
+        Err(error) if may_skip(&error) => Ok(false),
         outcome => outcome.map(|_| true),
     }
 }

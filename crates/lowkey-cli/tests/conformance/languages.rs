@@ -25,11 +25,6 @@ pub(crate) const LANGUAGES: &[Language] = &[
     Language { name: "typescript", transport: Transport::Http, build: typescript },
 ];
 
-/// True if nothing may be skipped.
-pub(crate) fn all_are_required() -> bool {
-    std::env::var("LOWKEY_REQUIRE_ALL").is_ok_and(|text| text == "1")
-}
-
 impl Language {
     /// The command that starts the driver, or what is missing.
     pub(crate) fn prepare(&self) -> Result<Vec<String>, String> {

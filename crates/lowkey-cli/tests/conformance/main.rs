@@ -31,7 +31,7 @@ mod stories;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::harness::rounds;
+use crate::harness::{rounds, skip};
 use crate::languages::{LANGUAGES, Language};
 use crate::papers::Papers;
 use crate::stories::{STORIES, Stage, Story};
@@ -53,10 +53,7 @@ fn prepare() -> Ready {
     for language in LANGUAGES.iter().filter(wanted) {
         match language.prepare() {
             Ok(start) => ready.push((language, start)),
-            Err(why) => {
-                assert!(!languages::all_are_required(), "{}: {why}", language.name);
-                eprintln!("skipped: the stories in {}: {why}", language.name);
-            }
+            Err(why) => skip(format!("the stories in {}: {why}", language.name)),
         }
     }
     ready

@@ -1,5 +1,6 @@
 //! What the documents promise: commands as they are printed there, every line of the log, every metric.
 
+mod alerts;
 mod book;
 mod clusters;
 mod commands_table;

@@ -1,5 +1,6 @@
 //! Nodes as child processes, and ways to talk to them.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -23,6 +24,21 @@ use tonic::transport::{Channel, Endpoint};
 
 /// How long a condition may take to come true; far more than it ever should.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Says that something is skipped because of what this machine lacks; fails where nothing may be.
+///
+/// It writes to the stderr of the process: what `println!` says in a test that passes, nobody sees.
+pub(crate) fn skip(why: impl Display) {
+    let must = std::env::var("LOWKEY_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    assert!(!must, "LOWKEY_REQUIRE_ALL is set, and this would be skipped: {why}");
+    say(format!("skipped: {why}"));
+}
+
+/// Says something that is seen also when the test passes.
+pub(crate) fn say(what: impl Display) {
+    // In one piece, or the words of several tests mix.
+    std::io::stderr().write_all(format!("{what}\n").as_bytes()).unwrap();
+}
 
 /// Waits until a condition holds.
 pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {

@@ -1,7 +1,7 @@
 //! A cluster of the version before becomes encrypted node by node, under load.
 //!
-//! The program of the version before is named by `LOWKEY_PREVIOUS_BINARY`. Without it the test says that it did nothing:
-//! there is no release yet that could be fetched, so `LOWKEY_REQUIRE_ALL=1` does not insist on it.
+//! The program of the version before is named by `LOWKEY_PREVIOUS_BINARY`. Without it the test says that it did
+//! nothing. There is no version before the first, so `LOWKEY_REQUIRE_ALL=1` does not insist on it yet.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::clients::in_time;
-use crate::harness::{Node, eventually};
+use crate::harness::{Node, eventually, say};
 
 fn previous() -> Option<PathBuf> {
     let binary = std::env::var_os("LOWKEY_PREVIOUS_BINARY").map(PathBuf::from);
     if binary.is_none() {
-        println!("skipped: LOWKEY_PREVIOUS_BINARY names no program of the version before");
+        say("skipped: an upgrade: LOWKEY_PREVIOUS_BINARY names no program of the version before");
     }
     binary
 }

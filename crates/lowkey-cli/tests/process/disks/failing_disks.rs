@@ -9,7 +9,7 @@ use tonic::transport::Channel;
 
 use crate::cli::Service;
 use crate::equipment::{Control, Shim, SmallDisk};
-use crate::harness::{Cluster, Node, acquire_somewhere, eventually, holder, long_acquire, run_to_end};
+use crate::harness::{Cluster, Node, acquire_somewhere, eventually, holder, long_acquire, run_to_end, say};
 
 /// How a node ends that cannot go on.
 const FAILED: Option<i32> = Some(69);
@@ -26,7 +26,7 @@ impl FailingSyncs {
     /// Nothing, and a word why, where that cannot be played.
     fn start() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        let skipped = |why: &str| println!("SKIPPED: syncs cannot be made to fail: {why}");
+        let skipped = |why: &str| say(format!("skipped: syncs cannot be made to fail: {why}"));
         let shim = Shim::build(folder.path()).map_err(|why| skipped(&why)).ok()?;
         let mut controls = Vec::new();
         let cluster = Cluster::start_equipped(3, |folder, node| {
@@ -146,7 +146,7 @@ impl SmallDisks {
     fn start() -> Option<Self> {
         let probe = tempfile::tempdir().unwrap();
         if let Err(why) = SmallDisk::mount(probe.path(), "1m") {
-            println!("SKIPPED: {why}");
+            say(format!("skipped: {why}"));
             return None;
         }
         let mut disks = Vec::new();

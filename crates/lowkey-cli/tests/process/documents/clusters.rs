@@ -111,9 +111,6 @@ fn three_machines_come_together_by_flags() {
 
 #[test]
 fn three_machines_come_together_by_the_unit_and_its_settings() {
-    let three_machines = Page::read("docs/operate/three-machines.md");
-    let second = three_machines.block_with("lowkey --join-token-file");
-    let invite = three_machines.block_with("lowkey member invite");
     let page = Page::read("docs/operate/systemd.md");
     let (unit, settings) = (page.block_with("[Unit]"), page.block_with("LOWKEY_NODE_ID"));
     let setting = |name: &str| {
@@ -123,22 +120,27 @@ fn three_machines_come_together_by_the_unit_and_its_settings() {
     let file = setting("EnvironmentFile");
     assert_eq!(settings.first_line(), format!("# {file} on 10.0.0.1"));
     let exec = setting("ExecStart").strip_prefix("/usr/local/bin/").expect("where it is installed");
-    // The line that only the very first start has.
-    let founding = settings.text.replace("# LOWKEY_BOOTSTRAP=", "LOWKEY_BOOTSTRAP=");
-    assert_ne!(founding, settings.text);
-
     let machines = Machines::new();
-    let start = |settings: &str| {
-        std::fs::write(machines.terminal.path("work/lowkey.env"), machines.at(1, settings)).unwrap();
-        machines.terminal.start(&format!("set -a; . ./lowkey.env; exec {exec}"))
+    let secret = machines.terminal.path("work/form-secret");
+    std::fs::write(&secret, "0123456789abcdef".repeat(4)).unwrap();
+    let start = |machine: usize| {
+        // What is each machine's own.
+        let lines = settings.text.lines().map(|line| match line.split_once("_ADDR=10.0.0.1:") {
+            Some((name, port)) => format!("{name}_ADDR=10.0.0.{machine}:{port}\n"),
+            None => format!("{line}\n").replace("=node-1", &format!("=node-{machine}")),
+        });
+        let text =
+            replaced(&lines.collect::<String>(), &[("/etc/lowkey/form-secret".into(), shown(&secret))]);
+        let file = format!("node-{machine}.env");
+        std::fs::write(machines.terminal.path("work").join(&file), machines.at(machine, &text)).unwrap();
+        machines.terminal.start(&format!("set -a; . ./{file}; exec {exec}"))
     };
-    let founder = start(&founding);
+    let [_third, first, _second] = [3, 1, 2].map(start);
+    wait_for_size(&machines.ports, 3);
+    let cluster = status(machines.ports[1]).unwrap()["clusterId"].clone();
+    assert_eq!(first.ctrl_c().code, Some(0));
+    let _first = start(1);
     wait_ready(machines.ports[0]);
-    machines.terminal.ok(&machines.at(1, &invite.text));
-    let _second = machines.terminal.start(&machines.at(2, &second.text));
-    wait_for_size(&machines.ports[..2], 2);
-    assert_eq!(founder.ctrl_c().code, Some(0));
-    let _founder = start(&settings.text);
-    wait_ready(machines.ports[0]);
-    wait_for_size(&machines.ports[..2], 2);
+    wait_for_size(&machines.ports, 3);
+    assert_eq!(status(machines.ports[0]).unwrap()["clusterId"], cluster);
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::clusters::Machines;
 use super::typing::page::{Block, Page};
+use super::typing::terminal::{replaced, shown};
 use crate::harness::eventually;
 
 const PAGE: &str = "docs/operate/secure.md";
@@ -70,17 +71,28 @@ fn from_empty_machines_to_a_job_that_may_do_its_own_work_only() {
     typed += machines.type_at(1, &let_in);
     assert!(typed >= 14, "{typed} commands were typed");
 
-    // The job's machine has what the crontab says, and nothing of what was exported before.
+    // The job's machine has what the crontab says, and nothing of what was exported before. What is in `/etc/lowkey`
+    // there was made here, and the job may keep its lock for less than minutes.
+    let certificates = format!("{}/", shown(&machines.terminal.path("work/certs")));
+    let program = machines.terminal.path("work/nightly-report");
+    let parts = [
+        ("/etc/lowkey/".to_owned(), certificates),
+        ("/usr/local/bin/nightly-report".to_owned(), shown(&program)),
+        ("--at-least 5m".to_owned(), "--at-least 1s".to_owned()),
+    ];
     let mut command = None;
-    for line in crontab.text.lines() {
+    for line in replaced(&crontab.text, &parts).lines() {
         match line.strip_prefix("0 3 * * * ") {
-            Some(job) => command = Some(job),
+            Some(job) => command = Some(job.to_owned()),
+            // Where programs are is each machine's own.
+            None if line.starts_with("PATH=") => {}
             None => machines.set(line),
         }
     }
     let command = command.expect("the crontab has a job");
-    machines.terminal.write_program("work/report.sh", "#!/bin/sh\necho $LOWKEY_TOKEN\n");
-    let told = machines.terminal.ok(command);
+    assert!(command.contains("--at-least 1s"), "{command}");
+    machines.terminal.write_program("work/nightly-report", "#!/bin/sh\necho $LOWKEY_TOKEN\n");
+    let told = machines.terminal.ok(&command);
     assert!(told.trim().parse::<u64>().is_ok(), "{told}");
     let who = machines.terminal.ok("lowkey access whoami --json");
     assert!(who.contains("nightly-report"), "{who}");

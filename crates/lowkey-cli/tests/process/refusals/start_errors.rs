@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Answer, Ended, Node, eventually, http_with, run_to_end};
+use crate::harness::{Answer, Ended, Node, eventually, http_with, run_to_end, say};
 
 /// The command line was wrong.
 const USAGE: Option<i32> = Some(64);
@@ -228,7 +228,7 @@ fn within_tmpfs(at: &Path, options: &str) -> Option<Vec<String>> {
             return Some(wrapper);
         }
     }
-    println!("SKIPPED: this environment lets nobody mount a small disk (unshare -m, mount -t tmpfs)");
+    say("skipped: this environment lets nobody mount a small disk (unshare -m, mount -t tmpfs)");
     None
 }
 
@@ -255,7 +255,7 @@ fn fill_disk(node: &Node) -> Option<PathBuf> {
     let mut file = match std::fs::File::create(&ballast) {
         Ok(file) => file,
         Err(error) => {
-            println!("SKIPPED: the node's disk cannot be filled from outside: {error}");
+            say(format!("skipped: the node's disk cannot be filled from outside: {error}"));
             return None;
         }
     };
