@@ -4,8 +4,11 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
+use lowkey_record::GroupId;
+
 use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
+use crate::groups::Boundary;
 use crate::name::{
     InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value,
@@ -569,6 +572,25 @@ pub enum Refusal {
     LastNode {
         /// Its name.
         name: NodeName,
+    },
+    /// The name, or the lease, is another group's, or is so by now. Nothing was done: ask that group.
+    NotHere {
+        /// The group that was asked.
+        group: GroupId,
+    },
+    /// The name is this group's, and the lease is not: a lease holds only what is in its own group.
+    LeaseElsewhere {
+        /// The lease that was named.
+        lease: LeaseId,
+        /// The group that it belongs to.
+        group: GroupId,
+    },
+    /// What the claim would cover belongs to two groups.
+    SubtreeSplit {
+        /// The lock that was asked for.
+        lock: LockName,
+        /// The boundary that lies inside.
+        boundary: Boundary,
     },
     /// The cluster was recovered after it lost its quorum. It grants nothing until the holders of before have
     /// stopped believing that they hold something.

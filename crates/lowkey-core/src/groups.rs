@@ -12,9 +12,18 @@
 //!
 //! - `range.rs`: ranges of names, and the boundaries between them
 //! - `map.rs`: which group has which range, as the root group knows it
+//! - `place.rs`: what a group knows of its place, lease ids that tell whose they are, and who is wrong here
+//! - `birth.rs`: the first state of a group
+//! - `format.rs`: bytes in snapshots
 
+mod birth;
+mod format;
 mod map;
+mod place;
 mod range;
+
+pub(crate) use self::format::PlaceProto;
+pub(crate) use self::place::Place;
 
 pub use self::map::{ShardMap, parse_boundaries};
 pub use self::range::{Boundary, NameRange};

@@ -29,6 +29,7 @@ use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
 use crate::epoch::Epoch;
+use crate::groups::Place;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::invitation::Invitations;
@@ -93,6 +94,8 @@ pub struct State {
     pub(crate) quarantine: bool,
     /// Where the counters began, if an epoch was claimed for that. It never changes.
     pub(crate) epoch: Option<Epoch>,
+    /// Where the group stands among others; nothing if it is the only one. See `groups.rs`.
+    pub(crate) place: Option<Box<Place>>,
 }
 
 /// A client's presence.
@@ -206,6 +209,7 @@ impl State {
             digest: Digest::default(),
             quarantine: false,
             epoch: None,
+            place: None,
         }
     }
 

@@ -669,6 +669,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::ProofTaken { what } => format!("PROOF_TAKEN {what}"),
         Refusal::AccessLimit { what, max } => format!("ACCESS_LIMIT {max} {what}"),
         Refusal::AdminNeeded => "ADMIN_NEEDED".into(),
+        Refusal::NotHere { group } => format!("NOT_HERE group {group}"),
+        Refusal::LeaseElsewhere { lease, group } => format!("LEASE_ELSEWHERE lease {lease}, group {group}"),
+        Refusal::SubtreeSplit { lock, boundary } => format!("SUBTREE_SPLIT {lock}, at {boundary}"),
         Refusal::Quarantine => "QUARANTINE".into(),
     }
 }

@@ -855,6 +855,9 @@ fn outcome(
         Some(Err(Refusal::InvitationNotFound)) => "invitation not found",
         Some(Err(Refusal::InvitationUsed)) => "invitation used",
         Some(Err(Refusal::LastNode { .. })) => "last node",
+        Some(Err(
+            Refusal::NotHere { .. } | Refusal::LeaseElsewhere { .. } | Refusal::SubtreeSplit { .. },
+        )) => "another group's",
         Some(Err(Refusal::Quarantine)) => "quarantine",
     }
 }

@@ -300,6 +300,9 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::ProofTaken { what } => format!("refused, {what}"),
         Refusal::AccessLimit { what, max } => format!("refused, there are {max} {what} already"),
         Refusal::AdminNeeded => "refused, there would be no admin".to_owned(),
+        Refusal::NotHere { group } => format!("refused, that is not of group {group}"),
+        Refusal::LeaseElsewhere { lease, group } => format!("refused, lease {lease} is of group {group}"),
+        Refusal::SubtreeSplit { boundary, .. } => format!("refused, {boundary} lies inside"),
         Refusal::Quarantine => "refused, the cluster began anew".to_owned(),
     }
 }

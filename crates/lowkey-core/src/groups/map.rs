@@ -112,7 +112,7 @@ pub fn parse_boundaries(text: &str) -> Result<Vec<Boundary>, Invalid> {
     Ok(boundaries)
 }
 
-fn check_boundaries(boundaries: &[Boundary]) -> Result<(), Invalid> {
+pub(super) fn check_boundaries(boundaries: &[Boundary]) -> Result<(), Invalid> {
     if boundaries.len() >= GROUPS_MAX {
         let problem = format!("there may be at most {}, for {GROUPS_MAX} groups", GROUPS_MAX - 1);
         return Err(Invalid::new("boundary", problem));

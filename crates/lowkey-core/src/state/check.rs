@@ -45,6 +45,14 @@ impl State {
     /// What would become of a command now: refused, answered as before because its request is known
     /// (`Some`), or carried out (`None`).
     pub fn check(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
+        match self.elsewhere(command) {
+            None => self.check_here(command),
+            Some(refusal) => self.known_from_before(command)?.map_or(Err(refusal), |reply| Ok(Some(reply))),
+        }
+    }
+
+    /// The same, for what is about names and leases of this group.
+    fn check_here(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
         match command {
             Command::CreateLease { owner, request, .. } => self.known_lease_request(owner, request, command),
             Command::RevokeLease { lease, owner, request, .. } => {
@@ -363,7 +371,7 @@ impl State {
     }
 
     /// What is known of a request that makes or ends a lease: it had its effect, or waits to have it.
-    fn known_lease_request(
+    pub(crate) fn known_lease_request(
         &self,
         owner: &OwnerId,
         request: &RequestId,
@@ -378,7 +386,7 @@ impl State {
     }
 
     /// What is known of a request on a lease: it had its effect, or waits to have it.
-    fn known_request(
+    pub(crate) fn known_request(
         &self,
         lease: &Lease,
         request: &RequestId,

@@ -359,7 +359,10 @@ impl State {
     }
 
     fn create_lease(&mut self, owner: &OwnerId, ttl: Ttl) -> LeaseId {
-        self.last_lease = LeaseId(self.last_lease.0 + 1);
+        self.last_lease = match &self.place {
+            None => LeaseId(self.last_lease.0 + 1),
+            Some(place) => place.next_lease(self.last_lease),
+        };
         self.put_lease(self.last_lease, Lease::new(owner.clone(), ttl));
         self.last_lease
     }

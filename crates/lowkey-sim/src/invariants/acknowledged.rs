@@ -286,6 +286,9 @@ impl Case<'_> {
                 | Refusal::ProofTaken { .. }
                 | Refusal::AccessLimit { .. }
                 | Refusal::AdminNeeded
+                | Refusal::NotHere { .. }
+                | Refusal::LeaseElsewhere { .. }
+                | Refusal::SubtreeSplit { .. }
                 | Refusal::Quarantine,
                 _,
             ) => false,
