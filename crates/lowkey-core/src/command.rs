@@ -8,11 +8,12 @@ use lowkey_record::GroupId;
 
 use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
-use crate::groups::Boundary;
+use crate::groups::{Boundary, GroupChange, SplitRefusal};
 use crate::name::{
     InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value,
 };
+use crate::state::State;
 
 /// One change of the replicated state.
 ///
@@ -169,6 +170,8 @@ pub enum Command {
     },
     /// Changes who may do what.
     Access(Box<AccessChange>),
+    /// Changes which group has which names.
+    Groups(Box<GroupChange>),
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -188,7 +191,8 @@ macro_rules! since_of {
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
-            | Self::Access(_) => None,
+            | Self::Access(_)
+            | Self::Groups(_) => None,
         }
     };
 }
@@ -220,6 +224,7 @@ impl Command {
             | Self::AddMember { .. }
             | Self::Invite { .. } => true,
             Self::Access(change) => change.grows(),
+            Self::Groups(change) => matches!(**change, GroupChange::Plan { .. } | GroupChange::Split { .. }),
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
@@ -251,7 +256,8 @@ impl Command {
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
             | Self::Invite { .. }
-            | Self::Access(_) => None,
+            | Self::Access(_)
+            | Self::Groups(_) => None,
         }
     }
 
@@ -453,6 +459,18 @@ pub enum Reply {
     },
     /// It is so now who may do what, or was before.
     AccessChanged,
+    /// An id for a new group was given, now or before.
+    GroupPlanned {
+        /// The id.
+        group: GroupId,
+    },
+    /// Names belong to a new group, since now or before.
+    GroupSplit {
+        /// The new group.
+        child: GroupId,
+    },
+    /// It is so now with the groups, or was before.
+    GroupsChanged,
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.
@@ -585,6 +603,15 @@ pub enum Refusal {
         /// The group that it belongs to.
         group: GroupId,
     },
+    /// No new claims are taken on this name for a while: it is about to move to another group. Ask again soon.
+    Draining {
+        /// The lock that was asked for.
+        lock: LockName,
+        /// The first of the names that are to move.
+        from: Boundary,
+    },
+    /// The groups stay as they are.
+    Split(SplitRefusal),
     /// What the claim would cover belongs to two groups.
     SubtreeSplit {
         /// The lock that was asked for.
@@ -804,4 +831,7 @@ pub struct Applied {
     pub reply: Result<Reply, Refusal>,
     /// What changed, in order; empty for a refusal and for a repeated request.
     pub events: Vec<Event>,
+    /// The first state of a group that was split off. Whoever applies the entry sees to it that the group is there before
+    /// anything forgets the entry; that it may be there already, and have gone on, is for them to know.
+    pub born: Option<Box<State>>,
 }

@@ -13,16 +13,20 @@
 //! - `range.rs`: ranges of names, and the boundaries between them
 //! - `map.rs`: which group has which range, as the root group knows it
 //! - `place.rs`: what a group knows of its place, lease ids that tell whose they are, and who is wrong here
+//! - `change.rs`: splits: how groups change, and what is refused
 //! - `birth.rs`: the first state of a group
-//! - `format.rs`: bytes in snapshots
+//! - `format.rs`: bytes, in the log and in snapshots
 
 mod birth;
+mod change;
 mod format;
 mod map;
 mod place;
 mod range;
 
-pub(crate) use self::format::PlaceProto;
+pub(crate) use self::change::GROUP_KINDS;
+pub use self::change::{GROUPS_VERSION, GroupChange, SplitRefusal};
+pub(crate) use self::format::{GroupKind, GroupProto, PlaceProto};
 pub(crate) use self::place::Place;
 
 pub use self::map::{ShardMap, parse_boundaries};

@@ -41,7 +41,9 @@ pub use command::{
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
 pub use epoch::{Claim as EpochClaim, Epoch, EpochsKnown, EpochsSpent};
-pub use groups::{Boundary, NameRange, ShardMap, parse_boundaries};
+pub use groups::{
+    Boundary, GROUPS_VERSION, GroupChange, NameRange, ShardMap, SplitRefusal, parse_boundaries,
+};
 pub use holders::Grant;
 pub use invitation::Invitation;
 pub use lowkey_mutants as mutants;

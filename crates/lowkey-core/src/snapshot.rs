@@ -743,7 +743,10 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         | Reply::MemberRemoved { .. }
         | Reply::QuarantineEnded
         | Reply::Invited { .. }
-        | Reply::AccessChanged => {
+        | Reply::AccessChanged
+        | Reply::GroupPlanned { .. }
+        | Reply::GroupSplit { .. }
+        | Reply::GroupsChanged => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

@@ -221,13 +221,17 @@ impl State {
     pub fn apply(&mut self, revision: u64, term: u64, command: &Command) -> Applied {
         self.advance(revision);
         match self.check(command) {
-            Err(refusal) => Applied { reply: Err(refusal), events: Vec::new() },
-            Ok(Some(reply)) => Applied { reply: Ok(reply), events: Vec::new() },
+            Err(refusal) => Applied { reply: Err(refusal), events: Vec::new(), born: None },
+            Ok(Some(reply)) => Applied { reply: Ok(reply), events: Vec::new(), born: None },
             Ok(None) => {
+                if let Command::Groups(change) = command {
+                    let (reply, born) = self.change_groups(change);
+                    return Applied { reply: Ok(reply), events: Vec::new(), born };
+                }
                 let mut events = Vec::new();
                 let reply = self.carry_out(term, command, &mut events);
                 sign(&mut events, command);
-                Applied { reply: Ok(reply), events }
+                Applied { reply: Ok(reply), events, born: None }
             }
         }
     }

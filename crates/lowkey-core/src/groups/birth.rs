@@ -46,7 +46,13 @@ impl State {
         child.last_lease = boundary;
         child.lease_requests = self.lease_requests.clone();
         child.epoch = self.epoch;
-        child.place = Some(Box::new(Place { group, range, lease_boundary: Some(boundary), map: None }));
+        child.place = Some(Box::new(Place {
+            group,
+            range,
+            lease_boundary: Some(boundary),
+            map: None,
+            ..Place::default()
+        }));
         child
     }
 }

@@ -1,15 +1,83 @@
-//! The bytes of a group's place in snapshots. Numbers are never reused.
+//! The bytes of changes in the log, and of a group's place in snapshots. Numbers are never reused.
 
 use std::collections::BTreeMap;
 
 use lowkey_record::GroupId;
 
+use super::change::GroupChange;
 use super::map::ShardMap;
 use super::place::Place;
 use super::range::{Boundary, NameRange};
 use crate::encoding::DecodeError;
+use crate::fields::{Fields, MessagePart, Sink};
 use crate::limits::GROUPS_MAX;
 use crate::name::{Invalid, LeaseId};
+
+/// All changes have the same fields. What a kind has no use for is empty.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct GroupProto {
+    #[prost(uint32, tag = "1")]
+    parent: u32,
+    #[prost(uint32, tag = "2")]
+    child: u32,
+    #[prost(string, tag = "3")]
+    at: String,
+}
+
+/// A change with the number of its kind.
+pub(crate) struct GroupKind(pub(crate) u32, pub(crate) GroupProto);
+
+impl GroupChange {
+    /// The number of its kind.
+    pub(crate) fn number(&self) -> u32 {
+        match self {
+            Self::Plan { .. } => 40,
+            Self::Split { .. } => 41,
+            Self::Record { .. } => 42,
+            Self::Drain { .. } => 43,
+        }
+    }
+}
+
+impl TryFrom<GroupKind> for GroupChange {
+    type Error = DecodeError;
+
+    fn try_from(GroupKind(kind, proto): GroupKind) -> Result<Self, DecodeError> {
+        let group = |number| match number {
+            0 => malformed("a change of no group"),
+            number => Ok(GroupId(number)),
+        };
+        Ok(match kind {
+            40 => Self::Plan { parent: group(proto.parent)? },
+            41 => Self::Split { at: Boundary::parse(&proto.at)?, child: group(proto.child)? },
+            42 => Self::Record {
+                parent: group(proto.parent)?,
+                at: Boundary::parse(&proto.at)?,
+                child: group(proto.child)?,
+            },
+            43 => Self::Drain { from: boundary(&proto.at)? },
+            _ => return Err(DecodeError::UnknownKind),
+        })
+    }
+}
+
+impl MessagePart for GroupChange {
+    fn write<S: Sink>(&self, fields: &mut Fields<'_, S>) {
+        match self {
+            Self::Plan { parent } => fields.number(1, parent.0.into()),
+            Self::Split { at, child } => {
+                fields.number(2, child.0.into());
+                fields.text(3, at.as_str());
+            }
+            Self::Record { parent, at, child } => {
+                fields.number(1, parent.0.into());
+                fields.number(2, child.0.into());
+                fields.text(3, at.as_str());
+            }
+            Self::Drain { from } => fields.text(3, from.as_ref().map_or("", Boundary::as_str)),
+        }
+    }
+}
 
 /// Where a group stands among others. The only group has none.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -35,6 +103,12 @@ pub(crate) struct PlaceProto {
     /// Ids that were given for splits, by the group that is to be split.
     #[prost(message, repeated, tag = "8")]
     planned: Vec<PlannedProto>,
+    /// 0 for none.
+    #[prost(uint32, tag = "9")]
+    last_child: u32,
+    /// Empty for none.
+    #[prost(string, tag = "10")]
+    drain: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -55,7 +129,7 @@ struct PlannedProto {
 
 impl From<&Place> for PlaceProto {
     fn from(place: &Place) -> Self {
-        let Place { group, range, lease_boundary, map } = place;
+        let Place { group, range, lease_boundary, map, last_child, drain } = place;
         let shards = map.iter().flat_map(|map| &map.by_start);
         let planned = map.iter().flat_map(|map| &map.planned);
         Self {
@@ -68,6 +142,8 @@ impl From<&Place> for PlaceProto {
                 .map(|(from, group)| ShardProto { from: from.to_string(), group: group.0 })
                 .collect(),
             last_group: map.as_ref().map_or(0, |map| map.last_group.0),
+            last_child: last_child.map_or(0, |child| child.0),
+            drain: drain.as_ref().map(ToString::to_string).unwrap_or_default(),
             planned: planned
                 .map(|(parent, child)| PlannedProto { parent: parent.0, child: child.0 })
                 .collect(),
@@ -100,7 +176,15 @@ impl TryFrom<&PlaceProto> for Place {
         if map.as_ref().is_some_and(|map| map.range_of(GroupId::ROOT).as_ref() != Some(&range)) {
             return malformed("the root has another range than its own map says");
         }
-        Ok(Self { group, range, lease_boundary, map })
+        let last_child = (proto.last_child != 0).then_some(GroupId(proto.last_child));
+        if last_child.is_some_and(|child| !is_group(child) || child <= group || range.to().is_none()) {
+            return malformed("a group that cannot have been split from this one");
+        }
+        let drain = boundary(&proto.drain)?;
+        if drain.as_ref().is_some_and(|from| range.split_at(from).is_none()) {
+            return malformed("a drain outside of the range");
+        }
+        Ok(Self { group, range, lease_boundary, map, last_child, drain })
     }
 }
 
@@ -164,7 +248,8 @@ mod tests {
         map.planned.insert(GroupId(2), GroupId(4));
         let range = map.range_of(GroupId::ROOT).unwrap();
         let lease_boundary = Some(LeaseId(70));
-        let place = Place { group: GroupId::ROOT, range, lease_boundary, map: Some(map) };
+        let (last_child, drain) = (Some(GroupId(2)), Some(Boundary::parse("c").unwrap()));
+        let place = Place { group: GroupId::ROOT, range, lease_boundary, map: Some(map), last_child, drain };
         let proto = PlaceProto::from(&place);
         assert_eq!(Place::try_from(&proto).unwrap(), place);
         proto
@@ -187,6 +272,9 @@ mod tests {
         refused(&|it| it.to = "a//".into(), "boundary");
         refused(&|it| it.to = "f".into(), "another range");
         refused(&|it| it.has_stripes = false, "no boundary of lease ids");
+        refused(&|it| it.last_child = 1, "cannot have been split");
+        refused(&|it| it.last_child = 65, "cannot have been split");
+        refused(&|it| it.drain = "g".into(), "outside of the range");
         refused(&|it| it.last_group = 3, "not counted");
         refused(&|it| it.last_group = 5, "not counted");
         refused(&|it| it.shards[0].group = 3, "something twice");

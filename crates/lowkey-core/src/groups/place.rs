@@ -3,7 +3,7 @@
 use lowkey_record::GroupId;
 
 use super::map::ShardMap;
-use super::range::NameRange;
+use super::range::{Boundary, NameRange};
 use crate::claim::Scope;
 use crate::command::{AcquireWith, Command, GrantRef, Refusal, Reply, Requester};
 use crate::limits::GROUPS_MAX;
@@ -26,6 +26,11 @@ pub(crate) struct Place {
     /// Once there is more than one group, lease ids above this one tell whose they are. The others are the root's.
     pub(crate) lease_boundary: Option<LeaseId>,
     pub(crate) map: Option<ShardMap>,
+    /// The group that has the names which this one had last, before they moved. Its id is above all that were given
+    /// before.
+    pub(crate) last_child: Option<GroupId>,
+    /// No new claims are taken on names from this one on.
+    pub(crate) drain: Option<Boundary>, // inside the range
 }
 
 impl Default for Place {
@@ -36,6 +41,8 @@ impl Default for Place {
             range: NameRange::whole(),
             lease_boundary: None,
             map: Some(ShardMap::default()),
+            last_child: None,
+            drain: None,
         }
     }
 }
@@ -181,7 +188,8 @@ fn request_of(command: &Command) -> Option<(Within<'_>, &RequestId)> {
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
         | Command::Invite { .. }
-        | Command::Access(_) => None,
+        | Command::Access(_)
+        | Command::Groups(_) => None,
     }
 }
 

@@ -43,6 +43,12 @@ impl Boundary {
         let rest = self.as_str().strip_prefix(name.as_str());
         rest.is_some_and(|rest| rest.as_bytes().first().is_some_and(|next| *next < b'0'))
     }
+
+    /// The names whose subtrees it cuts, from the top down, names or not: `a` and `a/b` for `a/b-c`.
+    pub(crate) fn subtrees_around(&self) -> impl Iterator<Item = &str> {
+        let ends = (1..self.0.len()).filter(|end| self.0.as_bytes()[*end] < b'0');
+        ends.map(|end| &self.0[..end])
+    }
 }
 
 /// The names from one boundary to the next, without the second.
@@ -161,6 +167,10 @@ mod tests {
         for outside in ["a", "a0", "ab", "a0/b", "b", "0"] {
             assert!(!boundary(outside).is_inside_subtree(&name("a")), "{outside}");
         }
+        let around = |text: &str| boundary(text).subtrees_around().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(around("a/b-c"), ["a", "a/b"]);
+        assert_eq!(around("/a"), [""; 0]);
+        assert_eq!(around("m"), [""; 0]);
     }
 
     #[test]

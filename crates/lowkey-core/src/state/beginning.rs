@@ -129,6 +129,8 @@ impl State {
         state.quarantine = quarantine;
         state.epoch = numbers.epoch();
         state.place = self.place.clone();
+        // Nothing is in use any more that could be drained.
+        state.change_place(|place| place.drain = None);
         let member = state.last_member;
         Ok((state, member))
     }

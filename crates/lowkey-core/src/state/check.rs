@@ -95,6 +95,7 @@ impl State {
                 Ok(None)
             }
             Command::Access(change) => self.access.outcome(change).map(|_| None),
+            Command::Groups(change) => self.check_groups(change),
             // Asked again, it is the same invitation.
             Command::Invite { invitation, .. } => Ok(self
                 .invitation(*invitation)
@@ -197,6 +198,9 @@ impl State {
             if lease.lock_count() >= LOCKS_PER_LEASE_MAX {
                 return Err(Refusal::TooManyLocks { lease: lease_id });
             }
+        }
+        if let Some(refusal) = self.draining(lock, *scope) {
+            return Err(refusal);
         }
         let lease = lease_id.map(|(lease_id, _)| lease_id);
         let claim = Claim { lock: lock.clone(), lease, mode: *mode, scope: *scope };

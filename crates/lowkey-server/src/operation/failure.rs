@@ -311,7 +311,11 @@ fn refused(refusal: Refusal) -> ApiError {
              certificate, and the verb admin on /",
         ),
         // No group has a range yet, nor can get one: see docs/internals/groups.md.
-        Refusal::NotHere { .. } | Refusal::LeaseElsewhere { .. } | Refusal::SubtreeSplit { .. } => several_groups(),
+        Refusal::NotHere { .. }
+        | Refusal::LeaseElsewhere { .. }
+        | Refusal::SubtreeSplit { .. }
+        | Refusal::Draining { .. }
+        | Refusal::Split(_) => several_groups(),
         Refusal::Quarantine => recovering(TTL_SECONDS_MAX.unsigned_abs() * 1000),
     }
 }

@@ -287,6 +287,8 @@ impl Case<'_> {
                 | Refusal::AccessLimit { .. }
                 | Refusal::AdminNeeded
                 | Refusal::NotHere { .. }
+                | Refusal::Draining { .. }
+                | Refusal::Split(_)
                 | Refusal::LeaseElsewhere { .. }
                 | Refusal::SubtreeSplit { .. }
                 | Refusal::Quarantine,
