@@ -4,12 +4,16 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
+use lowkey_record::GroupId;
+
 use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
+use crate::groups::{Boundary, GroupChange, SplitRefusal};
 use crate::name::{
     InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value,
 };
+use crate::state::State;
 
 /// One change of the replicated state.
 ///
@@ -166,6 +170,8 @@ pub enum Command {
     },
     /// Changes who may do what.
     Access(Box<AccessChange>),
+    /// Changes which group has which names.
+    Groups(Box<GroupChange>),
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -185,7 +191,8 @@ macro_rules! since_of {
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
-            | Self::Access(_) => None,
+            | Self::Access(_)
+            | Self::Groups(_) => None,
         }
     };
 }
@@ -217,6 +224,7 @@ impl Command {
             | Self::AddMember { .. }
             | Self::Invite { .. } => true,
             Self::Access(change) => change.grows(),
+            Self::Groups(change) => matches!(**change, GroupChange::Plan { .. } | GroupChange::Split { .. }),
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
@@ -248,7 +256,8 @@ impl Command {
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
             | Self::Invite { .. }
-            | Self::Access(_) => None,
+            | Self::Access(_)
+            | Self::Groups(_) => None,
         }
     }
 
@@ -450,6 +459,18 @@ pub enum Reply {
     },
     /// It is so now who may do what, or was before.
     AccessChanged,
+    /// An id for a new group was given, now or before.
+    GroupPlanned {
+        /// The id.
+        group: GroupId,
+    },
+    /// Names belong to a new group, since now or before.
+    GroupSplit {
+        /// The new group.
+        child: GroupId,
+    },
+    /// It is so now with the groups, or was before.
+    GroupsChanged,
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.
@@ -569,6 +590,34 @@ pub enum Refusal {
     LastNode {
         /// Its name.
         name: NodeName,
+    },
+    /// The name, or the lease, is another group's, or is so by now. Nothing was done: ask that group.
+    NotHere {
+        /// The group that was asked.
+        group: GroupId,
+    },
+    /// The name is this group's, and the lease is not: a lease holds only what is in its own group.
+    LeaseElsewhere {
+        /// The lease that was named.
+        lease: LeaseId,
+        /// The group that it belongs to.
+        group: GroupId,
+    },
+    /// No new claims are taken on this name for a while: it is about to move to another group. Ask again soon.
+    Draining {
+        /// The lock that was asked for.
+        lock: LockName,
+        /// The first of the names that are to move.
+        from: Boundary,
+    },
+    /// The groups stay as they are.
+    Split(SplitRefusal),
+    /// What the claim would cover belongs to two groups.
+    SubtreeSplit {
+        /// The lock that was asked for.
+        lock: LockName,
+        /// The boundary that lies inside.
+        boundary: Boundary,
     },
     /// The cluster was recovered after it lost its quorum. It grants nothing until the holders of before have
     /// stopped believing that they hold something.
@@ -782,4 +831,7 @@ pub struct Applied {
     pub reply: Result<Reply, Refusal>,
     /// What changed, in order; empty for a refusal and for a repeated request.
     pub events: Vec<Event>,
+    /// The first state of a group that was split off. Whoever applies the entry sees to it that the group is there before
+    /// anything forgets the entry; that it may be there already, and have gone on, is for them to know.
+    pub born: Option<Box<State>>,
 }

@@ -222,7 +222,10 @@ impl Mix {
             | Reply::MemberRemoved { .. }
             | Reply::QuarantineEnded
             | Reply::Invited { .. }
-            | Reply::AccessChanged => {
+            | Reply::AccessChanged
+            | Reply::GroupPlanned { .. }
+            | Reply::GroupSplit { .. }
+            | Reply::GroupsChanged => {
                 unreachable!("only requests of clients that had their effect are remembered")
             }
         }

@@ -12,6 +12,7 @@ use crate::access::{ACCESS_KINDS, AccessChange, AccessKind, AccessProto};
 use crate::claim::{Mode, Scope};
 use crate::command::{AcquireWith, Command, GrantRef, HoldRef, NodeInfo, Requester, Silence};
 use crate::fields::{Fields, Fnv, MessagePart, Same, Sink};
+use crate::groups::{GROUP_KINDS, GROUPS_VERSION, GroupChange, GroupKind, GroupProto};
 use crate::limits::INVITATION_SECONDS_MAX;
 use crate::name::{
     Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
@@ -25,6 +26,9 @@ use crate::name::{
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
 /// with invitations. 7: who may do what; grants that last for a limited time; when a lock was asked for is kept, and
 /// what a leader knew of a lease that ran out.
+///
+/// 8 are groups: see [`GROUPS_VERSION`]. This build reads its commands, and does not say that it understands them: a
+/// group that is split off must be born on every node, and no node can do that yet.
 pub const COMMAND_VERSION: u32 = 7;
 
 impl Command {
@@ -32,6 +36,7 @@ impl Command {
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::Groups(_) => GROUPS_VERSION,
             Self::Access(_) => 7,
             // A limit is never left out: who asked for it counts on it.
             Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
@@ -97,7 +102,7 @@ const HEAD_BYTES_MAX: usize = 11;
 struct CommandProto {
     #[prost(
         oneof = "Kind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32, 40, 41, 42, 43"
     )]
     kind: Option<Kind>,
 }
@@ -146,6 +151,14 @@ enum Kind {
     Require(AccessProto),
     #[prost(message, tag = "32")]
     EndHolds(EndHoldsProto),
+    #[prost(message, tag = "40")]
+    PlanGroup(GroupProto),
+    #[prost(message, tag = "41")]
+    Split(GroupProto),
+    #[prost(message, tag = "42")]
+    RecordGroup(GroupProto),
+    #[prost(message, tag = "43")]
+    Drain(GroupProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -397,12 +410,18 @@ impl Command {
             Self::Invite { .. } => 20,
             Self::Access(change) => change.number(),
             Self::EndHolds { .. } => 32,
+            Self::Groups(change) => change.number(),
         }
     }
 
     fn access(kind: u32, proto: AccessProto) -> Result<Self, DecodeError> {
         debug_assert!(ACCESS_KINDS.contains(&kind), "a change of the access table");
         Ok(Self::Access(Box::new(AccessChange::try_from(AccessKind(kind, proto))?)))
+    }
+
+    fn group_change(kind: u32, proto: GroupProto) -> Result<Self, DecodeError> {
+        debug_assert!(GROUP_KINDS.contains(&kind), "a change of groups");
+        Ok(Self::groups(GroupChange::try_from(GroupKind(kind, proto))?))
     }
 
     fn from_proto(kind: Kind) -> Result<Self, DecodeError> {
@@ -522,6 +541,10 @@ impl Command {
             Kind::Grant(proto) => Self::access(29, proto)?,
             Kind::Revoke(proto) => Self::access(30, proto)?,
             Kind::Require(proto) => Self::access(31, proto)?,
+            Kind::PlanGroup(proto) => Self::group_change(40, proto)?,
+            Kind::Split(proto) => Self::group_change(41, proto)?,
+            Kind::RecordGroup(proto) => Self::group_change(42, proto)?,
+            Kind::Drain(proto) => Self::group_change(43, proto)?,
         })
     }
 }
@@ -655,6 +678,7 @@ impl<'a> MessagePart for Content<'a> {
             }
             Command::EndQuarantine => {}
             Command::Access(change) => change.write(fields),
+            Command::Groups(change) => change.write(fields),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 fields.bytes(1, &invitation.0);
                 fields.number(2, *lifetime_seconds);

@@ -18,6 +18,7 @@ mod digest;
 mod encoding;
 mod epoch;
 mod fields;
+mod groups;
 mod held;
 mod holders;
 mod invitation;
@@ -40,6 +41,9 @@ pub use command::{
 pub use digest::DIGEST_VERSION;
 pub use encoding::{COMMAND_VERSION, DecodeError};
 pub use epoch::{Claim as EpochClaim, Epoch, EpochsKnown, EpochsSpent};
+pub use groups::{
+    Boundary, GROUPS_VERSION, GroupChange, NameRange, ShardMap, SplitRefusal, parse_boundaries,
+};
 pub use holders::Grant;
 pub use invitation::Invitation;
 pub use lowkey_mutants as mutants;

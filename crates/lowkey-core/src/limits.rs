@@ -32,6 +32,8 @@ pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 pub const NODE_NAME_BYTES_MAX: usize = 128;
 /// Nodes that one cluster may have, those that are only expected included: each costs every other one a connection.
 pub const MEMBERS_MAX: usize = 15;
+/// Groups that one cluster may have, those that are only planned included: each costs every node a replica.
+pub const GROUPS_MAX: usize = 64;
 /// Invitations that are kept at a time, used ones included.
 pub const INVITATIONS_MAX: usize = 64;
 /// Longest time for which an invitation is good: a day.

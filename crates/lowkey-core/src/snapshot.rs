@@ -11,13 +11,14 @@ use std::fmt;
 use prost::{Message, encoding};
 
 use crate::access::{PrincipalProto, principal_proto, restored};
-use crate::claim::Mode;
+use crate::claim::{Mode, Scope};
 use crate::command::{NodeInfo, Reply};
 use crate::encoding::{
     DecodeError, NodeInfoProto, decode_hash, decode_mode, decode_scope, encode_mode, encode_scope,
 };
 use crate::epoch::Epoch;
 use crate::fields::{Fnv, Sink as _};
+use crate::groups::{Place, PlaceProto};
 use crate::holders::Grant;
 use crate::invitation::Invitation;
 use crate::limits::{INVITATIONS_MAX, LEASE_REQUESTS_KEPT, PRINCIPALS_MAX, REQUESTS_PER_LEASE_KEPT};
@@ -32,8 +33,9 @@ use crate::state::{Claimed, Lease, State, Wait};
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
-/// of nodes, and invitations. 5: who may do what; grants that last for a limited time; when locks were asked for; the epoch.
-pub const SNAPSHOT_VERSION: u32 = 5;
+/// of nodes, and invitations. 5: who may do what; grants that last for a limited time; when locks were asked for; the epoch. 6:
+/// the group's place among others.
+pub const SNAPSHOT_VERSION: u32 = 6;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
 /// keys, invitations and limits would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
@@ -42,8 +44,10 @@ fn version_of(state: &State) -> u32 {
     let keeps_asked = state.grants().any(|(_, grant)| grant.asked_unix_ms != 0)
         || state.waits.values().any(|wait| wait.asked_unix_ms != 0);
     let has_limits = !state.limited.is_empty() || state.waits.values().any(|wait| wait.max_hold.is_some());
-    if keeps_asked || has_limits || state.epoch.is_some() || !state.access().is_empty() {
+    if state.place.is_some() {
         SNAPSHOT_VERSION
+    } else if keeps_asked || has_limits || state.epoch.is_some() || !state.access().is_empty() {
+        5
     } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
         4
     } else if state.quarantine {
@@ -129,6 +133,9 @@ struct HeadProto {
     /// With it. 0 if there is none.
     #[prost(uint64, tag = "55")]
     epoch: u64,
+    /// At the very end. None if there is one group.
+    #[prost(message, optional, tag = "40")]
+    place: Option<PlaceProto>,
 }
 
 const LEASES: u32 = 7;
@@ -314,6 +321,7 @@ impl State {
             quarantine: false,
             access_required: false,
             epoch: 0,
+            place: None,
         };
         let mut bytes = head.encode_to_vec();
         write_parts(&mut bytes, LEASES, self.leases().map(|(id, lease)| lease_proto(id, lease)));
@@ -335,7 +343,8 @@ impl State {
         write_parts(&mut bytes, INVITATIONS, invitations.map(|(hash, known)| invitation_proto(*hash, known)));
         let principals = self.access().principals();
         write_parts(&mut bytes, PRINCIPALS, principals.map(|(name, known)| principal_proto(name, known)));
-        let tail = HeadProto { access_required: self.access().is_required(), ..HeadProto::default() };
+        let place = self.place.as_ref().map(|place| PlaceProto::from(&**place));
+        let tail = HeadProto { access_required: self.access().is_required(), place, ..HeadProto::default() };
         bytes.extend(tail.encode_to_vec());
         bytes
     }
@@ -386,6 +395,9 @@ impl State {
         read_parts(bytes, PRINCIPALS, |principal| state.restore_principal(&principal))?;
         state.require_access(head.access_required && !mutants::SNAPSHOT_WITHOUT_THE_SWITCH.is_active());
         state.check_queues()?;
+        if let Some(place) = &head.place {
+            state.restore_place(place)?;
+        }
         Ok(state)
     }
 
@@ -598,6 +610,27 @@ impl State {
         Ok(())
     }
 
+    /// What the group has is its own.
+    fn restore_place(&mut self, proto: &PlaceProto) -> Result<(), SnapshotError> {
+        let place = Place::try_from(proto)?;
+        let is_own = |id: &LeaseId| place.group_of_lease(*id) == Some(place.group);
+        if let Some((id, _)) = self.leases().find(|(id, _)| !is_own(id)) {
+            return malformed(format!("lease {id} is not of group {}", place.group));
+        }
+        let claims = self.grants().map(|(lock, grant)| (lock, grant.scope));
+        let mut claims = claims.chain(self.waits.values().map(|wait| (&wait.lock, wait.scope)));
+        let is_outside = |(lock, scope): &(&LockName, Scope)| match scope {
+            Scope::Name => !place.range.contains(lock),
+            Scope::Subtree => !place.range.contains_subtree(lock),
+        };
+        if let Some((lock, _)) = claims.find(is_outside) {
+            return malformed(format!("lock {lock} is not in the range {}", place.range));
+        }
+        drop(claims);
+        self.change_place(|own| *own = place);
+        Ok(())
+    }
+
     fn restore_invitation(&mut self, proto: &InvitationProto) -> Result<(), SnapshotError> {
         let Some(hash) = decode_hash(&proto.hash)?.map(InvitationHash) else {
             return malformed("an invitation has no hash");
@@ -710,7 +743,10 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         | Reply::MemberRemoved { .. }
         | Reply::QuarantineEnded
         | Reply::Invited { .. }
-        | Reply::AccessChanged => {
+        | Reply::AccessChanged
+        | Reply::GroupPlanned { .. }
+        | Reply::GroupSplit { .. }
+        | Reply::GroupsChanged => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

@@ -29,6 +29,7 @@ use crate::claim::{Claim, Mode, Scope, WaitClaims};
 use crate::command::{Applied, ChangeKind, Command, Event, NodeInfo};
 use crate::digest::Digest;
 use crate::epoch::Epoch;
+use crate::groups::Place;
 use crate::held::HeldLocks;
 use crate::holders::Holders;
 use crate::invitation::Invitations;
@@ -93,6 +94,8 @@ pub struct State {
     pub(crate) quarantine: bool,
     /// Where the counters began, if an epoch was claimed for that. It never changes.
     pub(crate) epoch: Option<Epoch>,
+    /// Where the group stands among others; nothing if it is the only one. See `groups.rs`.
+    pub(crate) place: Option<Box<Place>>,
 }
 
 /// A client's presence.
@@ -206,6 +209,7 @@ impl State {
             digest: Digest::default(),
             quarantine: false,
             epoch: None,
+            place: None,
         }
     }
 
@@ -217,13 +221,17 @@ impl State {
     pub fn apply(&mut self, revision: u64, term: u64, command: &Command) -> Applied {
         self.advance(revision);
         match self.check(command) {
-            Err(refusal) => Applied { reply: Err(refusal), events: Vec::new() },
-            Ok(Some(reply)) => Applied { reply: Ok(reply), events: Vec::new() },
+            Err(refusal) => Applied { reply: Err(refusal), events: Vec::new(), born: None },
+            Ok(Some(reply)) => Applied { reply: Ok(reply), events: Vec::new(), born: None },
             Ok(None) => {
+                if let Command::Groups(change) = command {
+                    let (reply, born) = self.change_groups(change);
+                    return Applied { reply: Ok(reply), events: Vec::new(), born };
+                }
                 let mut events = Vec::new();
                 let reply = self.carry_out(term, command, &mut events);
                 sign(&mut events, command);
-                Applied { reply: Ok(reply), events }
+                Applied { reply: Ok(reply), events, born: None }
             }
         }
     }

@@ -27,6 +27,7 @@
 //! - `add_principal NAME [CERTIFICATE_NAME…]`, `remove_principal NAME`, `remove_name NAME CERTIFICATE_NAME`
 //! - `add_token NAME 0..255 [hash=0..255]`, `revoke_token 0..255`
 //! - `grant NAME PATH VERB…`, `revoke_grant NAME PATH VERB…`, `require true|false`
+//! - `plan GROUP`, `split AT child=GROUP`, `record GROUP AT child=GROUP`, `drain [AT]`: how groups change
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -40,6 +41,7 @@
 //! - `begin_anew NAME identity=0..255 [unix_minutes=N] [at_once=true]`: the first state of a new cluster, in place of
 //!   the present one
 //! - `audit`: from here on what is kept of grants that are over is told, and when locks were asked for
+//! - `enter`: goes on with the group that was born last
 //! - `state`, `hash`
 //! - `snapshot`: encodes, decodes, compares, and goes on with the decoded one
 
@@ -48,11 +50,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use lowkey_core::{
-    AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
-    ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, HoldRef, InTheWay, Invalid,
-    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity,
-    NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope, Silence, State,
-    Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
+    AccessChange, AcquireWith, Applied, Boundary, COMMAND_VERSION, Cause, CertificateName, Change,
+    ChangeKind, ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, GroupChange,
+    GroupId, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode,
+    NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId,
+    Requester, Scope, Silence, State, Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -62,8 +64,13 @@ mod wire;
 test_each_path! { in "./crates/lowkey-core/tests/testscripts" as testscripts => run_script }
 
 fn run_script(path: &Path) {
-    let mut runner =
-        Runner { state: State::new(ClusterId([7; 16])), term: 1, next_revision: 1, audits: false };
+    let mut runner = Runner {
+        state: State::new(ClusterId([7; 16])),
+        term: 1,
+        next_revision: 1,
+        audits: false,
+        born: None,
+    };
     goldenscript::run(&mut runner, path).expect("the script can be read");
 }
 
@@ -91,6 +98,7 @@ enum Step {
         at_once: bool,
     },
     Audit,
+    Enter,
     State,
     Hash,
     Snapshot,
@@ -267,6 +275,22 @@ enum Entry {
         verbs: Vec<String>,
     },
     Require(bool),
+    Plan(u32),
+    Split {
+        at: String,
+        #[arg(key)]
+        child: u32,
+    },
+    Record {
+        parent: u32,
+        at: String,
+        #[arg(key)]
+        child: u32,
+    },
+    Drain {
+        #[arg(optional)]
+        from: Option<String>,
+    },
 }
 
 impl Entry {
@@ -421,6 +445,19 @@ impl Entry {
                 verbs: verbs(&some)?,
             }),
             Self::Require(required) => access(AccessChange::Require { required }),
+            Self::Plan(parent) => Command::groups(GroupChange::Plan { parent: GroupId(parent) }),
+            Self::Split { at, child } => {
+                Command::groups(GroupChange::Split { at: Boundary::parse(&at)?, child: GroupId(child) })
+            }
+            Self::Record { parent, at, child } => Command::groups(GroupChange::Record {
+                parent: GroupId(parent),
+                at: Boundary::parse(&at)?,
+                child: GroupId(child),
+            }),
+            Self::Drain { from } => {
+                let from = from.map(|from| Boundary::parse(&from)).transpose()?;
+                Command::groups(GroupChange::Drain { from })
+            }
             Self::RemoveMember { name, member } => {
                 Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
             }
@@ -462,6 +499,7 @@ struct Runner {
     term: u64,
     next_revision: u64,
     audits: bool,
+    born: Option<Box<State>>,
 }
 
 impl goldenscript::Runner for Runner {
@@ -493,6 +531,10 @@ impl goldenscript::Runner for Runner {
                 self.next_revision = state.revision() + 1;
                 self.state = state;
                 writeln!(output, "member {member} of a new cluster")?;
+            }
+            Step::Enter => {
+                self.state = *self.born.take().ok_or("no group was born")?;
+                writeln!(output, "group {}", self.state.group())?;
             }
             Step::Audit => self.audits = true,
             Step::State => output = dump(&self.state, self.audits)?,
@@ -528,6 +570,10 @@ impl goldenscript::Runner for Runner {
                     let audits = self.audits;
                     applied.events.retain(|event| audits || !matches!(event, Event::GrantEnded(_)));
                     write!(output, "{revision} → {}", applied_words(&applied)?)?;
+                    if let Some(born) = applied.born {
+                        writeln!(output, "    born: group {}, {}", born.group(), born.range())?;
+                        self.born = Some(born);
+                    }
                 }
             },
         }
@@ -632,6 +678,9 @@ fn reply_words(reply: &Reply) -> String {
         Reply::MemberRemoved { member } => format!("member {member} removed"),
         Reply::QuarantineEnded => "no quarantine any more".into(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
+        Reply::GroupPlanned { group } => format!("group {group} may be made"),
+        Reply::GroupSplit { child } => format!("split, the rest is group {child}"),
+        Reply::GroupsChanged => "groups are so now".into(),
         Reply::AccessChanged => "access is so now".into(),
     }
 }
@@ -669,6 +718,11 @@ fn refusal_words(refusal: &Refusal) -> String {
         Refusal::ProofTaken { what } => format!("PROOF_TAKEN {what}"),
         Refusal::AccessLimit { what, max } => format!("ACCESS_LIMIT {max} {what}"),
         Refusal::AdminNeeded => "ADMIN_NEEDED".into(),
+        Refusal::Draining { lock, from } => format!("DRAINING {lock}, from {from} on"),
+        Refusal::Split(refusal) => format!("SPLIT {refusal:?}"),
+        Refusal::NotHere { group } => format!("NOT_HERE group {group}"),
+        Refusal::LeaseElsewhere { lease, group } => format!("LEASE_ELSEWHERE lease {lease}, group {group}"),
+        Refusal::SubtreeSplit { lock, boundary } => format!("SUBTREE_SPLIT {lock}, at {boundary}"),
         Refusal::Quarantine => "QUARANTINE".into(),
     }
 }
@@ -825,6 +879,15 @@ fn dump(state: &State, audits: bool) -> Result<String, Box<dyn Error>> {
         wire.last_lease,
         wire.last_member
     )?;
+    if wire.version >= 6 {
+        writeln!(output, "group {}, range {}", state.group(), state.range())?;
+        if let Some(from) = state.drained_from() {
+            writeln!(output, "drained from {from} on")?;
+        }
+        if let Some(map) = state.shard_map() {
+            writeln!(output, "map {map:?}")?;
+        }
+    }
     if state.is_in_quarantine() {
         writeln!(output, "in quarantine")?;
     }

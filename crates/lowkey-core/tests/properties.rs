@@ -228,7 +228,10 @@ proptest! {
                             | Reply::MemberRemoved { .. }
                             | Reply::QuarantineEnded
                             | Reply::Invited { .. }
-                            | Reply::AccessChanged,
+                            | Reply::AccessChanged
+                            | Reply::GroupPlanned { .. }
+                            | Reply::GroupSplit { .. }
+                            | Reply::GroupsChanged,
                         ) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
@@ -653,7 +656,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
         | Command::Invite { .. }
-        | Command::Access(_) => None,
+        | Command::Access(_)
+        | Command::Groups(_) => None,
     }
 }
 
@@ -843,6 +847,10 @@ fn outcome(
         Some(Err(Refusal::NodeNameTaken { .. })) => "node name taken",
         Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
         Some(Ok(Reply::Invited { .. })) => "invited",
+        Some(Ok(Reply::GroupPlanned { .. } | Reply::GroupSplit { .. } | Reply::GroupsChanged)) => {
+            "groups changed"
+        }
+        Some(Err(Refusal::Split(_) | Refusal::Draining { .. })) => "groups not changed",
         Some(Ok(Reply::AccessChanged)) => "access changed",
         Some(Err(
             Refusal::PrincipalNotFound { .. }
@@ -855,6 +863,9 @@ fn outcome(
         Some(Err(Refusal::InvitationNotFound)) => "invitation not found",
         Some(Err(Refusal::InvitationUsed)) => "invitation used",
         Some(Err(Refusal::LastNode { .. })) => "last node",
+        Some(Err(
+            Refusal::NotHere { .. } | Refusal::LeaseElsewhere { .. } | Refusal::SubtreeSplit { .. },
+        )) => "another group's",
         Some(Err(Refusal::Quarantine)) => "quarantine",
     }
 }

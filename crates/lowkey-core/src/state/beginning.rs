@@ -19,6 +19,7 @@
 //! - **Who may do what** is carried over: a cluster that was closed must not come back open.
 //! - **Who may do what** is kept; bearer tokens are, too, after a recovery. After a restore they are not, unless somebody
 //!   wants that: a backup may be older than the revocation of a token.
+//! - **The place of a group among others** is kept: its range, its stripe of lease ids, and the map if it is the root.
 //! - **Members** are dropped but for the survivor, which comes in as a new one: no number is given twice.
 //! - **Quarantine**: clients of before may still believe that they hold something. Until they cannot any more, nothing
 //!   is granted. For how long that is, only the leader knows (R5): it ends with [`crate::Command::EndQuarantine`].
@@ -127,6 +128,9 @@ impl State {
         state.require_access(self.access.is_required());
         state.quarantine = quarantine;
         state.epoch = numbers.epoch();
+        state.place = self.place.clone();
+        // Nothing is in use any more that could be drained.
+        state.change_place(|place| place.drain = None);
         let member = state.last_member;
         Ok((state, member))
     }

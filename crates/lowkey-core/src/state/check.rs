@@ -45,6 +45,14 @@ impl State {
     /// What would become of a command now: refused, answered as before because its request is known
     /// (`Some`), or carried out (`None`).
     pub fn check(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
+        match self.elsewhere(command) {
+            None => self.check_here(command),
+            Some(refusal) => self.known_from_before(command)?.map_or(Err(refusal), |reply| Ok(Some(reply))),
+        }
+    }
+
+    /// The same, for what is about names and leases of this group.
+    fn check_here(&self, command: &Command) -> Result<Option<Reply>, Refusal> {
         match command {
             Command::CreateLease { owner, request, .. } => self.known_lease_request(owner, request, command),
             Command::RevokeLease { lease, owner, request, .. } => {
@@ -87,6 +95,7 @@ impl State {
                 Ok(None)
             }
             Command::Access(change) => self.access.outcome(change).map(|_| None),
+            Command::Groups(change) => self.check_groups(change),
             // Asked again, it is the same invitation.
             Command::Invite { invitation, .. } => Ok(self
                 .invitation(*invitation)
@@ -189,6 +198,9 @@ impl State {
             if lease.lock_count() >= LOCKS_PER_LEASE_MAX {
                 return Err(Refusal::TooManyLocks { lease: lease_id });
             }
+        }
+        if let Some(refusal) = self.draining(lock, *scope) {
+            return Err(refusal);
         }
         let lease = lease_id.map(|(lease_id, _)| lease_id);
         let claim = Claim { lock: lock.clone(), lease, mode: *mode, scope: *scope };
@@ -363,7 +375,7 @@ impl State {
     }
 
     /// What is known of a request that makes or ends a lease: it had its effect, or waits to have it.
-    fn known_lease_request(
+    pub(crate) fn known_lease_request(
         &self,
         owner: &OwnerId,
         request: &RequestId,
@@ -378,7 +390,7 @@ impl State {
     }
 
     /// What is known of a request on a lease: it had its effect, or waits to have it.
-    fn known_request(
+    pub(crate) fn known_request(
         &self,
         lease: &Lease,
         request: &RequestId,

@@ -92,6 +92,7 @@ impl State {
                 self.change_access(change);
                 Reply::AccessChanged
             }
+            Command::Groups(_) => unreachable!("a change of groups is carried out where its outcome is told"),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 let expires_unix_ms = since_unix_ms.saturating_add(lifetime_seconds.saturating_mul(1000));
                 self.invite(*invitation, expires_unix_ms, *since_unix_ms);
@@ -359,7 +360,10 @@ impl State {
     }
 
     fn create_lease(&mut self, owner: &OwnerId, ttl: Ttl) -> LeaseId {
-        self.last_lease = LeaseId(self.last_lease.0 + 1);
+        self.last_lease = match &self.place {
+            None => LeaseId(self.last_lease.0 + 1),
+            Some(place) => place.next_lease(self.last_lease),
+        };
         self.put_lease(self.last_lease, Lease::new(owner.clone(), ttl));
         self.last_lease
     }

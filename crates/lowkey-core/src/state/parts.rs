@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use prost::Message as _;
+
 use super::{Lease, State, Wait};
 use crate::command::NodeInfo;
 use crate::digest::{DigestPart, Mix};
+use crate::groups::PlaceProto;
 use crate::holders::Grant;
 use crate::name::{LeaseId, LockName, MemberId, Ticket};
 
@@ -19,6 +22,11 @@ impl State {
         // Nothing where there is none: nodes that know of no epochs come to the same.
         if let Some(epoch) = self.epoch {
             mix.numbers(&[55, epoch.number()]);
+        }
+        // As above: nothing while there is one group.
+        if let Some(place) = &self.place {
+            mix.numbers(&[40]);
+            mix.bytes(&PlaceProto::from(&**place).encode_to_vec());
         }
         mix.digest(self.digest);
         mix.digest(self.lease_requests.digest());

@@ -582,7 +582,8 @@ impl Seen<'_> {
                     | Command::RemoveMember { .. }
                     | Command::EndQuarantine
                     | Command::Invite { .. }
-                    | Command::Access(_) => {}
+                    | Command::Access(_)
+                    | Command::Groups(_) => {}
                 }
                 command
             }

@@ -152,7 +152,8 @@ fn since(command: &Command) -> u64 {
         | Command::UpdateMember { .. }
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
-        | Command::Access(_) => 0,
+        | Command::Access(_)
+        | Command::Groups(_) => 0,
     }
 }
 
@@ -232,6 +233,8 @@ impl Model {
             }
             // Who may do what has a model of its own: see `tests/access.rs`.
             Command::Access(change) => unreachable!("{change:?} is in no history of this model"),
+            // Nor are groups: see `tests/split.rs`.
+            Command::Groups(change) => unreachable!("{change:?} is in no history of this model"),
         };
         self.grant_whose_turn_it_is();
         let mut events = std::mem::take(&mut self.events);
@@ -246,7 +249,7 @@ impl Model {
                 _ => None,
             };
         }
-        Applied { reply, events }
+        Applied { reply, events, born: None }
     }
 
     fn grant_whose_turn_it_is(&mut self) {

@@ -129,7 +129,8 @@ impl Judge<'_> {
             | Command::UpdateMember { .. }
             | Command::RemoveMember { .. }
             | Command::Invite { .. }
-            | Command::Access(_) => self.may(caller, Verb::Admin, On::Everything),
+            | Command::Access(_)
+            | Command::Groups(_) => self.may(caller, Verb::Admin, On::Everything),
             // Only a leader proposes these, and asks nobody.
             Command::CancelWait { .. }
             | Command::Expire { .. }

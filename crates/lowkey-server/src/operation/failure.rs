@@ -121,6 +121,16 @@ fn recovering(left_ms: u64) -> ApiError {
     .retry_after_ms(left_ms.max(100))
 }
 
+/// The cluster was split by a later version, and this one does not know how to ask other groups.
+fn several_groups() -> ApiError {
+    ApiError::new(
+        Reason::UpgradeUnderWay,
+        "this cluster has several groups, and this version of lowkey serves one only; nothing was done. Start this node \
+         with the newer version that the others run",
+    )
+    .retry_after_ms(1000)
+}
+
 /// It may have happened. The request is idempotent: the caller can find out by asking again with the same
 /// id.
 pub(crate) fn outcome_unknown(request_id: &str) -> ApiError {
@@ -300,6 +310,12 @@ fn refused(refusal: Refusal) -> ApiError {
             "no principal would be left that may manage access and can prove it: first give one a token or a name of a \
              certificate, and the verb admin on /",
         ),
+        // No group has a range yet, nor can get one: see docs/internals/groups.md.
+        Refusal::NotHere { .. }
+        | Refusal::LeaseElsewhere { .. }
+        | Refusal::SubtreeSplit { .. }
+        | Refusal::Draining { .. }
+        | Refusal::Split(_) => several_groups(),
         Refusal::Quarantine => recovering(TTL_SECONDS_MAX.unsigned_abs() * 1000),
     }
 }

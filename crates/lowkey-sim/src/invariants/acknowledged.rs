@@ -286,6 +286,11 @@ impl Case<'_> {
                 | Refusal::ProofTaken { .. }
                 | Refusal::AccessLimit { .. }
                 | Refusal::AdminNeeded
+                | Refusal::NotHere { .. }
+                | Refusal::Draining { .. }
+                | Refusal::Split(_)
+                | Refusal::LeaseElsewhere { .. }
+                | Refusal::SubtreeSplit { .. }
                 | Refusal::Quarantine,
                 _,
             ) => false,
