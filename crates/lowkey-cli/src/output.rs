@@ -59,7 +59,7 @@ impl TextTable {
             layout = Layout(self.columns(&rows));
             layout.fit(limit);
         }
-        layout.write(out, BOLD, &self.columns)?;
+        layout.write(out, BOLD, self.columns)?;
         rows.iter().try_for_each(|row| layout.write(out, Style::new(), row))?;
         Ok(layout.left_out())
     }
