@@ -139,7 +139,7 @@ impl Done {
     }
 
     /// What it said on standard error, but for that it takes long: on a machine with much to do anything may.
-    fn said(&self) -> Vec<&str> {
+    pub(crate) fn said(&self) -> Vec<&str> {
         self.stderr.lines().filter(|line| !line.starts_with("lowkey: still trying to ")).collect()
     }
 }
