@@ -49,6 +49,11 @@ fn audit(node: &Node) -> (BTreeMap<String, Value>, Vec<Value>) {
     }
 }
 
+/// What `explain` says.
+fn sentences(told: &Value) -> Vec<&str> {
+    told["sentences"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect()
+}
+
 #[test]
 fn what_happened_to_a_lock_is_told_on_any_node() {
     let cluster = Cluster::start(3);
@@ -64,10 +69,7 @@ fn what_happened_to_a_lock_is_told_on_any_node() {
     acquire(node, "billing/nightly", "worker-3", 600);
     for node in &cluster.nodes {
         let told = node.ok("GET", "/v1/explain?name=billing/nightly", "");
-        let mut sentences: Vec<&str> =
-            told["sentences"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
-        // A node that joined does not know what was before.
-        sentences.retain(|line| !line.starts_with("Not everything is on record here: 1 gap(s) lie before"));
+        let sentences = sentences(&told);
         assert_eq!(sentences.len(), 3, "{sentences:?}");
         assert!(
             sentences[0].starts_with("worker-3 holds billing/nightly with token 3 since "),
@@ -98,6 +100,54 @@ fn what_happened_to_a_lock_is_told_on_any_node() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
     let wrong = node.http("GET", "/v1/audit?cause=boredom", "").unwrap();
     assert!(wrong.0 == 400 && wrong.1.contains("must be one of released, expired"), "{wrong:?}");
+}
+
+/// What was before a node joined is a gap of its audit, which others fill.
+#[test]
+fn a_node_that_joined_late_tells_what_was_before_it() {
+    let mut cluster = Cluster::start(1);
+    let founder = &cluster.nodes[0];
+    for owner in ["worker-1", "worker-2"] {
+        let grant = acquire(founder, "billing/nightly", owner, 60);
+        release(founder, "billing/nightly", &grant);
+    }
+    acquire(founder, "billing/nightly", "worker-3", 1);
+    eventually("the lease has run out", || {
+        let lock = founder.ok("GET", "/v1/lock?name=billing/nightly", "");
+        lock["holders"].as_array().unwrap().is_empty().then_some(())
+    });
+    cluster.join();
+    cluster.join();
+    let ways = ["", "&fencing_token=1", "&fencing_token=2", "&fencing_token=3"];
+    let path = |way: &str| format!("/v1/explain?name=billing/nightly{way}");
+    for way in ways {
+        let known = cluster.nodes[0].ok("GET", &path(way), "");
+        for joiner in &cluster.nodes[1..] {
+            let told = joiner.ok("GET", &path(way), "");
+            for part in ["sentences", "oddities", "grants", "gaps"] {
+                assert_eq!(told[part], known[part], "{}: {part} of {way:?}", joiner.name);
+            }
+        }
+    }
+    let told = cluster.nodes[2].ok("GET", &path("&fencing_token=2"), "");
+    assert!(sentences(&told)[1].starts_with("Token 3 went to worker-3 "), "{told}");
+    let told = cluster.nodes[2].ok("GET", &path(""), "");
+    assert!(sentences(&told)[1].contains("by expiry (last renewal 1."), "as the node that has it: {told}");
+
+    // Nobody is left who knows. That is not the same as nothing to know.
+    cluster.nodes[0].kill();
+    cluster.wait_leader(Some(0));
+    for joiner in &cluster.nodes[1..] {
+        for way in ways {
+            let told = eventually("it is told without the founder", || {
+                let (status, text) = joiner.http("GET", &path(way), "")?;
+                (status == 200).then(|| serde_json::from_str::<Value>(&text).unwrap())
+            });
+            assert_eq!(told["gaps"].as_array().unwrap().len(), 1, "{told}");
+            let last = *sentences(&told).last().unwrap();
+            assert!(last.starts_with("Not everything is on record at the nodes that answered: "), "{told}");
+        }
+    }
 }
 
 /// Takes and gives back one lock until told to stop; gives the tokens whose ends were acknowledged.
