@@ -1,17 +1,18 @@
-//! What is kept of grants that are over, on real nodes: told on any node, whole after every `kill -9`, and in nobody's way.
+//! What is kept of grants that are over, on real nodes: told on any node, whole after all that may happen to nodes
+//! (`faults.rs`), and in nobody's way (`full_disk.rs`).
+
+mod faults;
+mod full_disk;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::cli::{Service, lowkey};
-use crate::harness::{Cluster, Node, eventually, http, rounds};
+use crate::harness::{Cluster, Node, eventually};
 
 fn acquire(node: &Node, lock: &str, owner: &str, ttl: u64) -> Value {
     let body = format!(r#"{{"lock_name":"{lock}","owner_id":"{owner}","ttl_seconds":{ttl}}}"#);
@@ -147,74 +148,6 @@ fn a_node_that_joined_late_tells_what_was_before_it() {
             let last = *sentences(&told).last().unwrap();
             assert!(last.starts_with("Not everything is on record at the nodes that answered: "), "{told}");
         }
-    }
-}
-
-/// Takes and gives back one lock until told to stop; gives the tokens whose ends were acknowledged.
-fn work(ports: Vec<u16>, lock: String, stop: &AtomicBool) -> Vec<String> {
-    let mut ended = Vec::new();
-    let mut turn = 0;
-    while !stop.load(Ordering::Relaxed) {
-        turn += 1;
-        let port = ports[turn % ports.len()];
-        let body = format!(r#"{{"lock_name":"{lock}","owner_id":"w","ttl_seconds":5}}"#);
-        let Some((200, text)) = http(port, "POST", "/v1/lock/acquire", &body) else {
-            thread::sleep(Duration::from_millis(20));
-            continue;
-        };
-        let grant: Value = serde_json::from_str(&text).unwrap();
-        let body = format!(
-            r#"{{"lock_name":"{lock}","lease_id":{},"fencing_token":{}}}"#,
-            grant["leaseId"], grant["fencingToken"]
-        );
-        if let Some((200, _)) = http(port, "POST", "/v1/lock/release", &body) {
-            ended.push(grant["fencingToken"].as_str().unwrap().to_owned());
-        }
-    }
-    ended
-}
-
-/// Longer: `LOWKEY_AUDIT_KILLS=100`.
-#[test]
-fn every_acknowledged_end_is_told_by_every_node_after_kills_under_load() {
-    let mut cluster = Cluster::start(3);
-    let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.ports.http).collect();
-    let stop = Arc::new(AtomicBool::new(false));
-    let workers: Vec<_> = (0..4)
-        .map(|number| {
-            let (ports, stop) = (ports.clone(), Arc::clone(&stop));
-            thread::spawn(move || work(ports, format!("jobs/{number}"), &stop))
-        })
-        .collect();
-    for round in 0..rounds("LOWKEY_AUDIT_KILLS", 4) {
-        let applied = cluster.nodes[(round + 1) % 3].log_position().1;
-        eventually("there is load", || {
-            let status = cluster.nodes[(round + 1) % 3].status()?;
-            let now: u64 = status["appliedIndex"].as_str()?.parse().ok()?;
-            (now > applied + 200).then_some(())
-        });
-        let node = &mut cluster.nodes[round % 3];
-        node.kill();
-        node.start_ready();
-    }
-    stop.store(true, Ordering::Relaxed);
-    let ended: Vec<String> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
-    cluster.wait_whole();
-    assert!(ended.len() > 200, "there was load: {}", ended.len());
-    // What is still held runs out.
-    eventually("nobody holds anything", || {
-        let locks = cluster.nodes[0].http("GET", "/v1/locks", "")?;
-        (locks.0 == 200 && serde_json::from_str::<Value>(&locks.1).unwrap()["locks"] == Value::Array(vec![]))
-            .then_some(())
-    });
-    let all: Vec<_> = cluster.nodes.iter().map(audit).collect();
-    for (node, (rows, gaps)) in cluster.nodes.iter().zip(&all) {
-        // A gap of one node is filled by others: none is left.
-        assert!(gaps.is_empty(), "{}: {gaps:?}", node.name);
-        for token in &ended {
-            assert!(rows.contains_key(token), "{} knows nothing of token {token}", node.name);
-        }
-        assert_eq!(rows, &all[0].0, "all nodes tell the same");
     }
 }
 
