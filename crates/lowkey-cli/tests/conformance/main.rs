@@ -14,16 +14,24 @@
 //!
 //! `languages` builds and starts the drivers, `driver` talks to one, `proxy` breaks what is between a
 //! driver and a node, `papers` are certificates, `access` closes clusters, `stories` are what every SDK has
-//! to live through, and `crowds` is the same many times over, with figures.
+//! to live through, and `crowds` is the same many times over, with figures. `beliefs` has programs in all
+//! languages contend with each other, and what they believed judged by the judge of the chaos tests.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod access;
+mod beliefs;
 mod crowds;
 mod driver;
 #[allow(dead_code, reason = "the tests of single processes need more of it")]
 #[path = "../process/harness.rs"]
 mod harness;
+#[allow(dead_code, reason = "the chaos tests need more of it")]
+#[path = "../chaos/history.rs"]
+mod history;
+#[allow(dead_code, reason = "the chaos tests need more of it")]
+#[path = "../chaos/judge.rs"]
+mod judge;
 mod languages;
 mod papers;
 mod proxy;
