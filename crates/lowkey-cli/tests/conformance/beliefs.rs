@@ -295,7 +295,7 @@ fn condemns_a_belief_that_lasts_too_long(mut history: History) {
     history.beliefs.sort_by_key(|belief| belief.from);
     let next = |place: usize| {
         let one = &history.beliefs[place];
-        let of_others = |other: &&Belief| other.claim.lock == one.claim.lock && other.from < other.until;
+        let of_others = |other: &&Belief| other.claim.excludes(&one.claim) && other.from < other.until;
         history.beliefs[place + 1..].iter().find(of_others).map(|other| (place, other.until))
     };
     let (place, until) = (0..history.beliefs.len()).find_map(next).expect("a lock was held twice");
