@@ -108,6 +108,7 @@ const APART: &[&str] = &["lowkey-client", "lowkey-fence", "lowkey-server"];
 /// into the files that it leaves behind, judge histories by the simulator's checks, and start clusters as the tests
 /// of other programs do.
 const ONLY_IN_TESTS: &[(&str, &str)] = &[
+    ("lowkey-cli", "lowkey-audit"),
     ("lowkey-cli", "lowkey-sim"),
     ("lowkey-cli", "lowkey-testing"),
     ("lowkey-cli", "lowkey-wal"),

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
@@ -295,7 +295,7 @@ async fn lock_command(things: &Arc<Things>, op: &str, command: &Value) -> Outcom
             false => Err(json!({"kind": "lost", "message": "the lock is lost", "outcome_unknown": false})),
         },
         "lock.probe" => {
-            tokio::spawn(probe(handle.to_owned(), known?));
+            tokio::spawn(probe(handle.to_owned(), Arc::downgrade(&known?)));
             Ok(json!({}))
         }
         _ => Err(wrong(format!("{op} is unknown"))),
@@ -305,7 +305,7 @@ async fn lock_command(things: &Arc<Things>, op: &str, command: &Value) -> Outcom
 async fn release(things: &Things, handle: &str) -> Outcome {
     let guard = take(&things.locks, handle)?;
     let at_ns = boot_ns();
-    // A probe that has just ended may still have it for a moment.
+    // A probe may have it for a moment.
     let mut shared = guard;
     let guard = loop {
         match Arc::try_unwrap(shared) {
@@ -335,11 +335,12 @@ fn tell_the_loss(handle: String, guard: &Arc<LockGuard>) {
     });
 }
 
-async fn probe(handle: String, guard: Arc<LockGuard>) {
+/// Does not keep the guard: it is released while this asks.
+async fn probe(handle: String, guard: Weak<LockGuard>) {
     let (mut last_true_ns, mut trues) = (None, 0u64);
     let first_false_ns = loop {
         let at_ns = boot_ns();
-        if !guard.is_held() {
+        if !guard.upgrade().is_some_and(|guard| guard.is_held()) {
             break at_ns;
         }
         (last_true_ns, trues) = (Some(at_ns), trues + 1);

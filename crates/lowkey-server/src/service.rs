@@ -50,7 +50,6 @@ use crate::peers::proto::forward_reply::Outcome;
 use crate::peers::{Forward, ForwardError, Forwarded, Forwarders, Hello, proto};
 
 use self::auditing::READ_AUDIT;
-pub(crate) use auditing::gap as audit_gap;
 pub(crate) use status::{members, recovering_seconds};
 
 /// How long a request waits for a leader before it is refused. Nothing was done for it then.

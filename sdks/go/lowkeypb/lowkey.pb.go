@@ -3701,8 +3701,14 @@ type AuditedGrant struct {
 	// It was held when the cluster was recovered, as far as the one node knew that was left: whether it was ever
 	// committed is not known.
 	PerhapsUncommitted bool `protobuf:"varint,19,opt,name=perhaps_uncommitted,json=perhapsUncommitted,proto3" json:"perhaps_uncommitted,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// For an expiry: how long nothing had been heard of the lease, as its leader counted; left out where that is not known.
+	SilentMs *int64 `protobuf:"varint,20,opt,name=silent_ms,json=silentMs,proto3,oneof" json:"silent_ms,omitempty"`
+	// For an expiry: how much of that was given back to the lease, because the leader itself had stood still.
+	StalledMs int64 `protobuf:"varint,21,opt,name=stalled_ms,json=stalledMs,proto3" json:"stalled_ms,omitempty"`
+	// For an expiry: the silence is counted from a change of leader.
+	LeaderChanged bool `protobuf:"varint,22,opt,name=leader_changed,json=leaderChanged,proto3" json:"leader_changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AuditedGrant) Reset() {
@@ -3864,6 +3870,27 @@ func (x *AuditedGrant) GetClusterId() string {
 func (x *AuditedGrant) GetPerhapsUncommitted() bool {
 	if x != nil {
 		return x.PerhapsUncommitted
+	}
+	return false
+}
+
+func (x *AuditedGrant) GetSilentMs() int64 {
+	if x != nil && x.SilentMs != nil {
+		return *x.SilentMs
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetStalledMs() int64 {
+	if x != nil {
+		return x.StalledMs
+	}
+	return 0
+}
+
+func (x *AuditedGrant) GetLeaderChanged() bool {
+	if x != nil {
+		return x.LeaderChanged
 	}
 	return false
 }
@@ -7711,7 +7738,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x06grants\x18\x01 \x03(\v2\x17.lowkey.v1.AuditedGrantR\x06grants\x12\x18\n" +
 	"\athrough\x18\x02 \x01(\tR\athrough\x12'\n" +
 	"\x04gaps\x18\x03 \x03(\v2\x13.lowkey.v1.AuditGapR\x04gaps\x12\x12\n" +
-	"\x04more\x18\x04 \x01(\bR\x04more\"\xfa\x04\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"\xf0\x05\n" +
 	"\fAuditedGrant\x12\x1b\n" +
 	"\tlock_name\x18\x01 \x01(\tR\blockName\x12#\n" +
 	"\rfencing_token\x18\x02 \x01(\x04R\ffencingToken\x12\x19\n" +
@@ -7734,7 +7761,13 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x04term\x18\x11 \x01(\x04R\x04term\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x12 \x01(\tR\tclusterId\x12/\n" +
-	"\x13perhaps_uncommitted\x18\x13 \x01(\bR\x12perhapsUncommitted\"r\n" +
+	"\x13perhaps_uncommitted\x18\x13 \x01(\bR\x12perhapsUncommitted\x12 \n" +
+	"\tsilent_ms\x18\x14 \x01(\x03H\x00R\bsilentMs\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"stalled_ms\x18\x15 \x01(\x03R\tstalledMs\x12%\n" +
+	"\x0eleader_changed\x18\x16 \x01(\bR\rleaderChangedB\f\n" +
+	"\n" +
+	"_silent_ms\"r\n" +
 	"\bAuditGap\x12%\n" +
 	"\x0eafter_revision\x18\x01 \x01(\x04R\rafterRevision\x12)\n" +
 	"\x10through_revision\x18\x02 \x01(\x04R\x0fthroughRevision\x12\x14\n" +
@@ -8382,6 +8415,7 @@ func file_lowkey_v1_lowkey_proto_init() {
 	file_lowkey_v1_lowkey_proto_msgTypes[25].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[33].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[34].OneofWrappers = []any{}
+	file_lowkey_v1_lowkey_proto_msgTypes[40].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[42].OneofWrappers = []any{}
 	file_lowkey_v1_lowkey_proto_msgTypes[51].OneofWrappers = []any{}
 	type x struct{}

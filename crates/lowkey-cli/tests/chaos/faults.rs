@@ -16,7 +16,7 @@ use rustix::process::Signal;
 
 use crate::cluster::Cluster;
 use crate::harness::run_to_end;
-use crate::history::{MILLISECOND, SECOND, now};
+use crate::history::{MILLISECOND, PATH_DELAY_MAX_MS, SECOND, now};
 use crate::net::{Net, Place, Way};
 use crate::probe::Probes;
 
@@ -26,8 +26,6 @@ const OUTAGE_MAX_NANOS: u64 = 15 * SECOND;
 pub(crate) const PROMISED_NANOS: u64 = 2 * SECOND;
 /// How long a run waits for service before it gives up.
 const PATIENCE_NANOS: u64 = 90 * SECOND;
-/// How late a single path is at most.
-pub(crate) const PATH_DELAY_MAX_MS: u64 = 3_000;
 /// How a node ends that finds its files damaged.
 const DAMAGED: i32 = 69;
 

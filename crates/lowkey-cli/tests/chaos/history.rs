@@ -13,6 +13,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) const MILLISECOND: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000 * MILLISECOND;
+/// How late a single path is at most.
+pub(crate) const PATH_DELAY_MAX_MS: u64 = 3_000;
 
 /// Now, on the clock that also runs during suspend (R6).
 pub(crate) fn now() -> u64 {

@@ -5,11 +5,16 @@
 //! that. Every grant shows the id of the request that it answers as its value, so that an event can be
 //! told apart from every other.
 
+// The tests of the SDKs share this file, from a folder of their own.
+#[path = "judge/force.rs"]
 mod force;
+#[path = "judge/known.rs"]
 mod known;
+#[path = "judge/orphans.rs"]
 mod orphans;
-mod self_test;
+#[path = "judge/story.rs"]
 mod story;
+#[path = "judge/written.rs"]
 mod written;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,10 +27,9 @@ use lowkey_sim::judge::{Chronicle, HoldSeen, PlainClaim, Tokens, Violation, Wait
 use self::force::Forces;
 use self::known::Known;
 pub(crate) use self::story::around;
-use crate::faults::PATH_DELAY_MAX_MS;
 use crate::history::{
-    Answer, Asked, Belief, Call, History, MILLISECOND, Outcome, lock_name, mode, owner, position, scope,
-    value,
+    Answer, Asked, Belief, Call, History, MILLISECOND, Outcome, PATH_DELAY_MAX_MS, lock_name, mode, owner,
+    position, scope, value,
 };
 
 /// Holders and waiters that a read of one lock tells, and of each lock in a list.

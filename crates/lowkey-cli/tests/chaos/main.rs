@@ -26,6 +26,8 @@ mod harness;
 mod history;
 mod holders;
 mod judge;
+#[path = "judge/self_test.rs"]
+mod judge_self_test;
 mod meddler;
 mod net;
 mod probe;

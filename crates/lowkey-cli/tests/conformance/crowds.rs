@@ -36,7 +36,7 @@ fn a_process_that_was_stopped_believes_nothing_when_it_wakes() {
     let count = rounds("LOWKEY_CONFORMANCE_STOPS", 4);
     let limit_ms = rounds("LOWKEY_CONFORMANCE_LOSS_MS", usize::MAX);
     for (language, start) in crate::languages().iter() {
-        let stage = Stage { language, start, papers: None };
+        let stage = Stage { language, start, papers: None, pass: None };
         let cluster = stage.cluster(1);
         let endpoints = stage.endpoints(&cluster);
         let mut drivers: Vec<Driver> = (0..count.min(STOPPED_AT_ONCE)).map(|_| stage.driver()).collect();
@@ -96,7 +96,7 @@ fn stop_and_wake(drivers: &mut [Driver], batch: usize) -> Vec<u64> {
 fn cancelled_acquires_leave_nothing_behind() {
     let count = rounds("LOWKEY_CONFORMANCE_CANCELS", 300);
     for (language, start) in crate::languages().iter() {
-        let stage = Stage { language, start, papers: None };
+        let stage = Stage { language, start, papers: None, pass: None };
         let mut cluster = stage.cluster(3);
         let endpoints = stage.endpoints(&cluster);
         let mut driver = stage.at_work(&endpoints, "canceller", 30);
@@ -180,7 +180,7 @@ fn many_sessions_of_one_process_are_kept() {
     let count = rounds("LOWKEY_CONFORMANCE_SESSIONS", 50);
     let time = Duration::from_secs(rounds("LOWKEY_CONFORMANCE_SECONDS", 5) as u64);
     for (language, start) in crate::languages().iter() {
-        let stage = Stage { language, start, papers: None };
+        let stage = Stage { language, start, papers: None, pass: None };
         let cluster = stage.cluster(1);
         let mut driver = stage.driver();
         driver.client(&stage.endpoints(&cluster), "crowd");

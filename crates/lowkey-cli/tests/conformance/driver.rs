@@ -32,6 +32,8 @@ pub(crate) struct Driver {
     last_id: u64,
     /// What its clients show and trust: fields of `client.new`.
     credentials: Map<String, Value>,
+    /// What the names of their owners begin with: where access is required, the principal and a slash.
+    pub(crate) owners_below: String,
 }
 
 impl Driver {
@@ -48,7 +50,7 @@ impl Driver {
         let ear = Arc::new(Ear::default());
         let listening = Arc::clone(&ear);
         std::thread::spawn(move || listen(BufReader::new(stdout), &listening));
-        let mut driver = Self { child, stdin, ear, last_id: 0, credentials };
+        let mut driver = Self { child, stdin, ear, last_id: 0, credentials, owners_below: String::new() };
         let ready = driver.event("it is ready", |event| event["event"] == "ready");
         assert_eq!(ready["protocol"], 1, "{ready}");
         driver
@@ -135,6 +137,7 @@ impl Driver {
 
     /// A client with these endpoints.
     pub(crate) fn client(&mut self, endpoints: &[String], owner: &str) {
+        let owner = format!("{}{owner}", self.owners_below);
         let mut command = json!({"op": "client.new", "client": "c", "endpoints": endpoints, "owner": owner});
         command.as_object_mut().unwrap().extend(self.credentials.clone());
         self.does(command);

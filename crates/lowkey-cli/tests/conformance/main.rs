@@ -1,5 +1,5 @@
 //! Conformance of the SDKs: one harness drives the same stories through every language, against real
-//! clusters with fault proxies between, plain and encrypted.
+//! clusters with fault proxies between: plain, encrypted, and encrypted where access is required.
 //!
 //! ```sh
 //! cargo test -p lowkey-cli --test conformance -- --nocapture
@@ -13,16 +13,25 @@
 //! A language whose tools are missing is skipped with a word, unless `LOWKEY_REQUIRE_ALL=1` insists.
 //!
 //! `languages` builds and starts the drivers, `driver` talks to one, `proxy` breaks what is between a
-//! driver and a node, `papers` are certificates, `stories` are what every SDK has to live through, and
-//! `crowds` is the same many times over, with figures.
+//! driver and a node, `papers` are certificates, `access` closes clusters, `stories` are what every SDK has
+//! to live through, and `crowds` is the same many times over, with figures. `beliefs` has programs in all
+//! languages contend with each other, and what they believed judged by the judge of the chaos tests.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod access;
+mod beliefs;
 mod crowds;
 mod driver;
 #[allow(dead_code, reason = "the tests of single processes need more of it")]
 #[path = "../process/harness.rs"]
 mod harness;
+#[allow(dead_code, reason = "the chaos tests need more of it")]
+#[path = "../chaos/history.rs"]
+mod history;
+#[allow(dead_code, reason = "the chaos tests need more of it")]
+#[path = "../chaos/judge.rs"]
+mod judge;
 mod languages;
 mod papers;
 mod proxy;
@@ -30,7 +39,9 @@ mod stories;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use crate::access::Pass;
 use crate::harness::{rounds, skip};
 use crate::languages::{LANGUAGES, Language};
 use crate::papers::Papers;
@@ -59,37 +70,59 @@ fn prepare() -> Ready {
     ready
 }
 
-/// All stories in all languages that are there, and a table of how they ended.
-fn play_all(papers: Option<&Papers>, rounds: usize) {
+/// What the stories are played on.
+#[derive(Clone, Copy)]
+struct Scenery<'a> {
+    name: &'static str,
+    papers: Option<&'a Papers>,
+    requires_access: bool,
+}
+
+/// Stories in all languages that are there, and a table of how they ended.
+fn play_all(scenery: Scenery<'_>, rounds: usize, is_played: impl Fn(&Story) -> bool) {
     let languages = languages();
     let mut failed = Vec::new();
-    let how = if papers.is_some() { "encrypted" } else { "plain" };
-    let mut table = format!("{how}, rounds that went well\n");
-    for Story { name, play } in STORIES {
-        table.push_str(&format!("{name:<44}"));
+    let mut table = format!("{}, rounds that went well\n", scenery.name);
+    let began = Instant::now();
+    for story in STORIES.iter().filter(|story| is_played(story)) {
+        table.push_str(&format!("{:<44}", story.name));
         for (language, start) in languages.iter() {
             let mut good = 0;
             for _ in 0..rounds {
-                let stage = Stage { language, start, papers };
-                match catch_unwind(AssertUnwindSafe(|| play(&stage))) {
+                let pass = scenery.requires_access.then(Pass::new);
+                let stage = Stage { language, start, papers: scenery.papers, pass: pass.as_ref() };
+                match catch_unwind(AssertUnwindSafe(|| (story.play)(&stage))) {
                     Ok(()) => good += 1,
-                    Err(_) => failed.push(format!("{name} in {}, {how}", language.name)),
+                    Err(_) => failed.push(format!("{} in {}, {}", story.name, language.name, scenery.name)),
                 }
             }
             table.push_str(&format!("  {} {good}/{rounds}", language.name));
         }
         table.push('\n');
     }
-    println!("{table}");
+    println!("{table}in {} s", began.elapsed().as_secs());
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
 #[test]
 fn every_sdk_keeps_the_same_promises() {
-    play_all(None, rounds("LOWKEY_CONFORMANCE_ROUNDS", 1));
+    let scenery = Scenery { name: "plain", papers: None, requires_access: false };
+    play_all(scenery, rounds("LOWKEY_CONFORMANCE_ROUNDS", 1), |_| true);
 }
 
 #[test]
 fn every_sdk_keeps_the_same_promises_over_encrypted_connections() {
-    play_all(Some(&Papers::new()), rounds("LOWKEY_CONFORMANCE_ROUNDS", 1));
+    let papers = Papers::new();
+    let scenery = Scenery { name: "encrypted", papers: Some(&papers), requires_access: false };
+    play_all(scenery, rounds("LOWKEY_CONFORMANCE_ROUNDS", 1), |_| true);
+}
+
+/// All stories where a number of rounds is given; otherwise those that wait for no time to pass.
+#[test]
+fn every_sdk_keeps_the_same_promises_where_access_is_required() {
+    let papers = Papers::new();
+    let scenery =
+        Scenery { name: "encrypted, access required", papers: Some(&papers), requires_access: true };
+    let rounds = rounds("LOWKEY_CONFORMANCE_ROUNDS", 0);
+    play_all(scenery, rounds.max(1), |story| rounds > 0 || story.is_quick);
 }

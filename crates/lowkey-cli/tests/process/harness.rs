@@ -100,6 +100,8 @@ pub(crate) struct Node {
     wrapper: Vec<String>,
     /// How to talk to its ports, if its flags encrypt them.
     pub(crate) tls: Option<Arc<ClientConfig>>,
+    /// What to show it over HTTP, if it requires access.
+    pub(crate) token: Option<String>,
     child: Option<Child>,
 }
 
@@ -115,6 +117,7 @@ impl Node {
             binary: PathBuf::from(env!("CARGO_BIN_EXE_lowkey")),
             wrapper: Vec::new(),
             tls: None,
+            token: None,
             child: None,
         }
     }
@@ -239,13 +242,15 @@ impl Node {
     /// One HTTP request; nothing if nobody answers.
     pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
         let stream = dial(self.ports.http)?;
+        let token = self.token.as_ref().map(|token| format!("authorization: Bearer {token}\r\n"));
+        let headers = &format!("{FORM}{}", token.unwrap_or_default());
         let Some(tls) = &self.tls else {
-            return exchange(stream, method, path, FORM, body.as_bytes()).map(Answer::short);
+            return exchange(stream, method, path, headers, body.as_bytes()).map(Answer::short);
         };
         let name = ServerName::try_from("127.0.0.1").unwrap();
         let connection = ClientConnection::new(Arc::clone(tls), name).unwrap();
         let stream = StreamOwned::new(connection, stream);
-        exchange(stream, method, path, FORM, body.as_bytes()).map(Answer::short)
+        exchange(stream, method, path, headers, body.as_bytes()).map(Answer::short)
     }
 
     /// One HTTP request that must be answered with 200.
@@ -433,14 +438,25 @@ impl Cluster {
 
     /// The same with nodes that are given something before they start, such as a disk that can fail. It is told the
     /// folder in which the nodes keep what they have.
-    pub(crate) fn start_equipped(size: usize, mut equip: impl FnMut(&Path, &mut Node)) -> Self {
+    pub(crate) fn start_equipped(size: usize, equip: impl FnMut(&Path, &mut Node)) -> Self {
+        Self::start_told(size, equip, |_| {})
+    }
+
+    /// The same, and somebody is told of each process as soon as it runs.
+    pub(crate) fn start_told(
+        size: usize,
+        mut equip: impl FnMut(&Path, &mut Node),
+        mut tell: impl FnMut(&Node),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut founder = Node::new(folder.path(), "n1", &["--bootstrap"]);
         equip(folder.path(), &mut founder);
         founder.start();
+        tell(&founder);
         let mut cluster = Self { nodes: vec![founder], folder };
         for _ in 1..size {
             cluster.add(&mut equip);
+            tell(cluster.nodes.last().unwrap());
         }
         cluster.wait_whole();
         cluster

@@ -21,6 +21,9 @@ mod documents;
 mod equipment;
 #[allow(dead_code, reason = "the browser's tests need more of it")]
 mod harness;
+#[allow(dead_code, reason = "chaos needs more of it")]
+#[path = "../chaos/net.rs"]
+mod net;
 mod refusals;
 mod sdk;
 mod secure;

@@ -6,7 +6,7 @@ use lowkey_api::v1::{
 };
 use lowkey_api::{ApiError, Reason};
 use lowkey_audit::{Cause, Position, Query, Row};
-use lowkey_core::{Invalid, LockName, OwnerId};
+use lowkey_core::{Invalid, LockName, OwnerId, Silence};
 
 use super::Answer;
 use super::reads::page_size;
@@ -14,10 +14,12 @@ use crate::access::Permitted;
 use crate::audit::story::{Story, StoryHolder};
 use crate::edge::Node as _;
 use crate::node::unix_ms;
-use crate::service::{Service, audit_gap};
+use crate::service::Service;
 
 /// So many grants of a lock are looked at for what is odd.
-const LOOKED_AT: usize = 100;
+const LOOKED_AT: u32 = 100;
+/// So many of them are told.
+const TOLD_MAX: usize = 20;
 /// So many holders and waiters are asked about.
 const HOLDERS_MAX: usize = 3;
 
@@ -95,6 +97,9 @@ pub(crate) fn audited(row: &Row) -> AuditedGrant {
         term: row.term,
         cluster_id: row.cluster.clone(),
         perhaps_uncommitted: row.is_perhaps_uncommitted,
+        silent_ms: row.silence.map(|silence| ms(silence.silent_ms)),
+        stalled_ms: row.silence.map_or(0, |silence| ms(silence.stalled_ms)),
+        leader_changed: row.silence.is_some_and(|silence| silence.leader_changed),
     }
 }
 
@@ -118,11 +123,6 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
     let now = GetLockRequest { lock_name: name.clone(), stale: false };
     let now = service.operate(service.guard().for_node(now)).await?;
     let revision = service.audit_recorded(call).await?;
-    let of_lock = Query { lock: Some(name.clone()), ..Query::default() };
-    let newest = Query { newest_first: true, count_max: LOOKED_AT, ..of_lock.clone() };
-    let page = service.audit_rows(newest).await?;
-    let mut rows = page.rows;
-    let mut gaps: Vec<_> = page.gaps.iter().map(audit_gap).collect();
     let mut holders = Vec::new();
     for holder in now.holders.iter().take(HOLDERS_MAX) {
         let lease = GetLeaseRequest { lease_id: holder.lease_id, page_size: 1, ..GetLeaseRequest::default() };
@@ -130,32 +130,26 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
         let ttl_seconds = lease.map_or(0, |lease| lease.ttl_seconds);
         holders.push(StoryHolder { holder: holder.clone(), ttl_seconds });
     }
-    let mut token_rows = Vec::new();
-    if request.fencing_token != 0 {
-        let token = request.fencing_token;
-        token_rows = rows_of_token((call, service), &name, token, &mut gaps).await?;
-        if let Some(row) = token_rows.first() {
-            // A later grant ended later than this one was made: what ended before is not looked through.
-            let after = Position { revision: row.granted_revision, ordinal: 0 };
-            let next = Query { token_above: Some(token), after, count_max: 1, ..of_lock };
-            token_rows.extend(service.audit_rows(next).await?.rows);
-        }
-        rows.clear();
-    }
+    let audit = OfLock { call, service, name: &name };
+    let (mut rows, gaps) = match request.fencing_token {
+        0 => audit.last_rows().await?,
+        // It is not over.
+        token if holders.iter().any(|it| it.holder.fencing_token == token) => Default::default(),
+        token => audit.rows_of_token(token).await?,
+    };
     rows.retain(|row| !now.holders.iter().any(|holder| holder.fencing_token == row.token));
     let since = unix_ms().saturating_sub(24 * 3600 * 1000);
     let happenings = service.happenings(since).await?;
     let story =
         Story { now_unix_ms: unix_ms(), lock: &now, holders: &holders, rows: &rows, happenings: &happenings };
-    let (sentences, oddities) = match request.fencing_token {
-        0 => (story.sentences(), story.oddities()),
-        token => (story.of_token(token, &token_rows), Vec::new()),
+    let (sentences, oddities, told) = match request.fencing_token {
+        0 => (story.sentences(), story.oddities(), &rows[..rows.len().min(TOLD_MAX)]),
+        token => (story.of_token(token, &rows), Vec::new(), &rows[..]),
     };
-    let told = if request.fencing_token == 0 { &rows[..rows.len().min(20)] } else { &token_rows[..] };
     let mut sentences = sentences;
     if !gaps.is_empty() {
         sentences.push(format!(
-            "Not everything is on record here: {} gap(s) lie before revision {}; `lowkey audit query` tells where.",
+            "Not everything is on record at the nodes that answered: {} gap(s) lie before revision {}; `lowkey audit query` tells where.",
             gaps.len(),
             gaps.iter().map(|gap| gap.through_revision).max().unwrap_or(0)
         ));
@@ -173,34 +167,104 @@ async fn explain(call: &Permitted<ExplainRequest>, service: &Service) -> Result<
     })
 }
 
-/// The grant with a token, also from other nodes if this one has it not and has gaps.
-async fn rows_of_token(
-    (call, service): (&Permitted<ExplainRequest>, &Service),
-    lock: &str,
-    token: u64,
-    gaps: &mut Vec<v1::AuditGap>,
-) -> Result<Vec<Row>, ApiError> {
-    let query = Query { lock: Some(lock.to_owned()), token: Some(token), count_max: 1, ..Query::default() };
-    let found = service.audit_rows(query).await?.rows;
-    if !found.is_empty() || gaps.is_empty() {
-        gaps.clear();
-        return Ok(found);
-    }
-    let request = QueryAuditRequest {
-        lock_name: lock.to_owned(),
-        fencing_token: token,
-        ..QueryAuditRequest::default()
-    };
-    let page = service.audit_page(&call.as_part(request)).await?;
-    *gaps = page.gaps;
-    page.grants.into_iter().map(row_of).collect()
+/// The audit of one lock: this node's own, and other nodes' where this one has a gap.
+struct OfLock<'a> {
+    call: &'a Permitted<ExplainRequest>,
+    service: &'a Service,
+    name: &'a str,
 }
 
-/// A row as another node told of it.
+impl OfLock<'_> {
+    fn query(&self) -> Query {
+        Query { lock: Some(self.name.to_owned()), count_max: 1, ..Query::default() }
+    }
+
+    async fn page(&self, request: QueryAuditRequest) -> Result<QueryAuditResponse, ApiError> {
+        let request = QueryAuditRequest { lock_name: self.name.to_owned(), ..request };
+        self.service.audit_page_recorded(&self.call.as_part(request)).await
+    }
+
+    /// The last grants that are over, the last first, and what is not known.
+    async fn last_rows(&self) -> Result<(Vec<Row>, Vec<v1::AuditGap>), ApiError> {
+        let request =
+            QueryAuditRequest { newest_first: true, page_size: LOOKED_AT, ..QueryAuditRequest::default() };
+        let page = self.page(request).await?;
+        let rows: Result<Vec<Row>, ApiError> = page.grants.into_iter().map(row_of).collect();
+        Ok((rows?, page.gaps))
+    }
+
+    /// The grant with a token and the one after it, as far as they are over, and what is not known.
+    async fn rows_of_token(&self, token: u64) -> Result<(Vec<Row>, Vec<v1::AuditGap>), ApiError> {
+        let (grant, mut gaps) = self.grant(token).await?;
+        let mut rows: Vec<Row> = grant.into_iter().collect();
+        if let Some(row) = rows.first() {
+            let (next, unknown) = self.successor(token, row.granted_revision).await?;
+            rows.extend(next);
+            gaps = unknown;
+        }
+        Ok((rows, gaps))
+    }
+
+    /// The grant with a token. There is one: if this node has it, nobody else is asked.
+    async fn grant(&self, token: u64) -> Result<(Option<Row>, Vec<v1::AuditGap>), ApiError> {
+        let own = self.service.audit_rows(Query { token: Some(token), ..self.query() }).await?;
+        if !own.rows.is_empty() || own.gaps.is_empty() {
+            return Ok((own.rows.into_iter().next(), Vec::new()));
+        }
+        let request = QueryAuditRequest { fencing_token: token, ..QueryAuditRequest::default() };
+        let page = self.page(request).await?;
+        let row = page.grants.into_iter().next().map(row_of).transpose()?;
+        Ok((row, page.gaps))
+    }
+
+    /// The first grant to end with a higher token than one that was made at this revision.
+    async fn successor(
+        &self,
+        token: u64,
+        granted_revision: u64,
+    ) -> Result<(Option<Row>, Vec<v1::AuditGap>), ApiError> {
+        // A later grant ended later than this one was made: what ended before is not looked through.
+        let after = Position { revision: granted_revision, ordinal: 0 };
+        let own = self.service.audit_rows(Query { token_above: Some(token), after, ..self.query() }).await?;
+        if own.gaps.is_empty() {
+            return Ok((own.rows.into_iter().next(), Vec::new()));
+        }
+        let mut request = QueryAuditRequest {
+            after: format!("{granted_revision}.0"),
+            page_size: LOOKED_AT,
+            ..QueryAuditRequest::default()
+        };
+        let mut gaps = Vec::new();
+        loop {
+            let page = self.page(request.clone()).await?;
+            gaps.extend(page.gaps);
+            // Others that share the lock may have been granted before.
+            if let Some(next) = page.grants.into_iter().find(|grant| grant.fencing_token > token) {
+                gaps.retain(|gap| gap.after_revision < next.ended_revision);
+                return Ok((Some(row_of(next)?), gaps));
+            }
+            if !page.more {
+                return Ok((None, gaps));
+            }
+            request.after = page.through;
+        }
+    }
+}
+
+/// A row as a node told of it.
 fn row_of(grant: AuditedGrant) -> Result<Row, ApiError> {
     let known = |ms: i64| u64::try_from(ms).ok().filter(|ms| *ms > 0);
-    let cause = Cause::named(&grant.cause)
-        .ok_or_else(|| ApiError::new(Reason::Internal, format!("no such cause: {}", grant.cause)))?;
+    let wrong =
+        |what: String| ApiError::new(Reason::Internal, format!("a node's audit makes no sense: {what}"));
+    let cause =
+        Cause::named(&grant.cause).ok_or_else(|| wrong(format!("there is no cause {}", grant.cause)))?;
+    let ended: lowkey_api::Position =
+        grant.position.parse().map_err(|problem| wrong(format!("{problem}")))?;
+    let silence = grant.silent_ms.map(|silent_ms| Silence {
+        silent_ms: known(silent_ms).unwrap_or(0),
+        stalled_ms: known(grant.stalled_ms).unwrap_or(0),
+        leader_changed: grant.leader_changed,
+    });
     Ok(Row {
         cluster: grant.cluster_id,
         lock: grant.lock_name,
@@ -214,11 +278,11 @@ fn row_of(grant: AuditedGrant) -> Result<Row, ApiError> {
         granted_unix_ms: known(grant.granted_unix_ms).unwrap_or(0),
         granted_revision: grant.granted_revision,
         ended_unix_ms: known(grant.ended_unix_ms),
-        ended: Position { revision: grant.ended_revision, ordinal: 0 },
+        ended: Position { revision: ended.revision, ordinal: ended.ordinal },
         term: grant.term,
         cause,
         actor: (!grant.actor.is_empty()).then_some(grant.actor),
-        silence: None,
+        silence,
         is_perhaps_uncommitted: grant.perhaps_uncommitted,
     })
 }

@@ -46,9 +46,19 @@ impl Service {
         &self,
         permitted: &Permitted<QueryAuditRequest>,
     ) -> Result<QueryAuditResponse, ApiError> {
-        let request = permitted.wanted();
-        let query = audit_query(request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
+        // Before it waits for anything: what is not valid is refused at once.
+        query_of(permitted.wanted())?;
         self.audit_recorded(permitted).await?;
+        self.audit_page_recorded(permitted).await
+    }
+
+    /// The same for a call that has waited already until this node has recorded what happened before it.
+    pub(crate) async fn audit_page_recorded(
+        &self,
+        permitted: &Permitted<QueryAuditRequest>,
+    ) -> Result<QueryAuditResponse, ApiError> {
+        let request = permitted.wanted();
+        let query = query_of(request)?;
         let count_max = query.count_max;
         let mut page = told(find(self.audit()?, query).await?, request);
         for other in self.others() {
@@ -134,7 +144,7 @@ impl Service {
                 .map_err(|error| ApiError::new(Reason::Internal, error.to_string()))?;
             let permitted = lane.view.guard.permit_forwarded(caller, request)?;
             let request = permitted.wanted();
-            let query = audit_query(request).map_err(|it| ApiError::invalid(it.field, it.problem))?;
+            let query = query_of(request)?;
             let audit = self.audit()?;
             // What it has not recorded yet is no failure: the page says how far it goes.
             let _ = timeout(ASKED_WAIT, self.audit_recorded_within(&permitted, ASKED_WAIT)).await;
@@ -145,6 +155,10 @@ impl Service {
             Err(error) => refusal(error),
         }
     }
+}
+
+fn query_of(request: &QueryAuditRequest) -> Result<Query, ApiError> {
+    audit_query(request).map_err(|invalid| ApiError::invalid(invalid.field, invalid.problem))
 }
 
 async fn find(audit: &Audit, query: Query) -> Result<Page, ApiError> {
@@ -161,7 +175,7 @@ fn told(page: Page, request: &QueryAuditRequest) -> QueryAuditResponse {
     }
 }
 
-pub(crate) fn gap(gap: &lowkey_audit::Gap) -> AuditGap {
+fn gap(gap: &lowkey_audit::Gap) -> AuditGap {
     AuditGap { after_revision: gap.after, through_revision: gap.through, cause: gap.cause.name().to_owned() }
 }
 

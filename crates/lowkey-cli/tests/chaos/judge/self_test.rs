@@ -6,11 +6,11 @@ use lowkey_api::{ApiError, Reason};
 use lowkey_core::{LeaseId, LockView, Mode, Scope, Token};
 use lowkey_sim::judge::{PlainClaim, Violation};
 
-use super::judge;
 use crate::history::{
     Answer, Asked, Belief, Call, Final, History, LetGo, Line, Observed, Outcome, Refused, Renewal, SECOND,
     Watched, Written, lock_name, owner, value,
 };
+use crate::judge::judge;
 
 const TIME: u64 = 1_000 * SECOND;
 
