@@ -21,6 +21,8 @@ mod documents;
 mod equipment;
 #[allow(dead_code, reason = "the browser's tests need more of it")]
 mod harness;
+#[path = "../conformance/papers.rs"]
+mod papers;
 mod refusals;
 mod sdk;
 mod secure;
