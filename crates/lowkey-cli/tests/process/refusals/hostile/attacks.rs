@@ -94,9 +94,12 @@ pub(super) async fn watches(victim: Victim) -> Kept {
         let mut client = victim.deaf().await;
         for _ in 0..90 {
             let request = WatchRequest { name: "good".into(), ..WatchRequest::default() };
-            watches.push(in_time("a watch", client.watch(request)).await.unwrap());
+            // A connection that is read so little ends early now and then, by its own client's hand.
+            let Ok(watch) = in_time("a watch", client.watch(request)).await else { break };
+            watches.push(watch);
         }
     }
+    assert!(watches.len() > 2_500, "most are there: {}", watches.len());
     Box::new(watches)
 }
 
