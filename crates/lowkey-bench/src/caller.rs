@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
-use http::header::{CONTENT_TYPE, HeaderValue, TE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Uri};
 use lowkey_api::framing::{framed, unframed};
@@ -23,26 +23,39 @@ use tonic::{Code, Status};
 
 use crate::system::BenchProblem;
 
+/// What a caller shows to nodes, and whom it trusts.
+#[derive(Clone, Default)]
+pub(crate) struct Shown {
+    /// For nodes at URLs that begin with `https://`.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+    /// On each call.
+    pub(crate) authorization: Option<HeaderValue>,
+}
+
 /// Calls to one node, over one connection that is made when it is needed. Clones share it.
 #[derive(Clone)]
 pub(crate) struct UnaryCaller {
     authority: Authority,
     tls: Option<Arc<ClientConfig>>,
+    authorization: Option<HeaderValue>,
     connection: Arc<Mutex<Option<SendRequest<Bytes>>>>,
 }
 
 impl UnaryCaller {
     /// For a node at a URL such as `http://127.0.0.1:9000`; with TLS, such as `https://127.0.0.1:9000`.
-    pub(crate) fn new(url: &str, tls: Option<Arc<ClientConfig>>) -> Result<Self, BenchProblem> {
-        let parsed: Option<Uri> = url.parse().ok();
-        let scheme = if tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
-        let authority = parsed
-            .filter(|uri| uri.scheme() == Some(&scheme) && uri.port().is_some())
-            .and_then(|uri| uri.authority().cloned());
-        let authority = authority.ok_or_else(|| {
-            BenchProblem::failed(format!("{url} is no URL such as {scheme}://127.0.0.1:9000"))
-        })?;
-        Ok(Self { authority, tls, connection: Arc::default() })
+    pub(crate) fn new(url: &str, shown: Shown) -> Result<Self, BenchProblem> {
+        let no_url =
+            || BenchProblem::failed(format!("{url} is no URL such as http://127.0.0.1:9000, or https://…"));
+        let uri: Uri = url.parse().map_err(|_| no_url())?;
+        let authority = uri.authority().filter(|authority| authority.port().is_some()).cloned();
+        let authority = authority.ok_or_else(no_url)?;
+        let Shown { tls, authorization } = shown;
+        let tls = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => None,
+            Some(scheme) if *scheme == Scheme::HTTPS => Some(tls.ok_or_else(no_url)?),
+            _ => return Err(no_url()),
+        };
+        Ok(Self { authority, tls, authorization, connection: Arc::default() })
     }
 
     /// Makes a call.
@@ -86,7 +99,8 @@ impl UnaryCaller {
         let connection = match &self.tls {
             None => begin(stream).await?,
             Some(config) => {
-                let name = ServerName::try_from(self.authority.host().to_owned()).map_err(unavailable)?;
+                let host = self.authority.host().trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(host).map_err(unavailable)?;
                 let connecting = TlsConnector::from(Arc::clone(config)).connect(name, stream);
                 begin(connecting.await.map_err(unavailable)?).await?
             }
@@ -106,6 +120,9 @@ impl UnaryCaller {
         *head.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+        if let Some(authorization) = &self.authorization {
+            head.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
         head
     }
 }

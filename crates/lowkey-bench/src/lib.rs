@@ -32,7 +32,7 @@ mod system;
 mod workload;
 mod workloads;
 
-pub use lowkey::{Lowkey, LowkeyAt, Through};
+pub use lowkey::{Credentials, Lowkey, LowkeyAt, Setup, Through};
 pub use plot::plot;
 pub use process::{Cluster, Starter};
 pub use progress::{BenchProgress, Glance};

@@ -2,8 +2,10 @@
 //! of the SDK.
 
 mod conversation;
-mod papers;
+mod credentials;
+mod node_channel;
 mod sdk;
+mod setup;
 mod unary;
 
 use std::path::PathBuf;
@@ -12,9 +14,8 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use lowkey_api::v1::GetStatusResponse;
-use lowkey_client::{Client, Tls};
+use lowkey_client::Client;
 use tokio::time::{Instant, sleep};
-use tonic::transport::{Channel, Endpoint};
 
 use crate::caller::UnaryCaller;
 use crate::process::{Cluster, Starter, forget_settings, free_ports};
@@ -22,9 +23,10 @@ use crate::slots::Slots;
 use crate::system::{BenchProblem, Contender, LockClient, System, SystemAnswer};
 use crate::workload::Workload;
 
-use self::papers::Papers;
-
 pub(crate) use conversation::{Conversation, renew_all};
+pub use credentials::Credentials;
+pub(crate) use node_channel::NodeChannel;
+pub use setup::Setup;
 pub(crate) use unary::tag;
 
 /// How long nodes may take to come together, and calls to be answered.
@@ -59,8 +61,8 @@ impl Through {
 /// Where lowkey is to be found.
 #[derive(Clone, Debug)]
 pub enum LowkeyAt {
-    /// It is running, and reached by these gRPC URLs.
-    Running(Vec<String>),
+    /// It is running, and reached by these gRPC URLs by who shows this.
+    Running(Vec<String>, Credentials),
     /// It is to be started: the program.
     Own(PathBuf),
 }
@@ -70,12 +72,9 @@ pub enum LowkeyAt {
 pub(crate) struct LowkeyContender {
     pub(crate) place: LowkeyAt,
     pub(crate) through: Through,
-    /// Its ports are encrypted, and want certificates of clients.
-    pub(crate) has_tls: bool,
+    /// How its nodes are set up, if they are started here.
+    pub(crate) setup: Setup,
 }
-
-/// What follows a name if it is measured with TLS.
-pub(crate) const WITH_TLS: &str = " tls";
 
 impl Contender for LowkeyContender {
     fn name(&self) -> String {
@@ -83,20 +82,15 @@ impl Contender for LowkeyContender {
             Through::Unary => "lowkey",
             Through::Session => "lowkey session",
         };
-        format!("{name}{}", if self.has_tls { WITH_TLS } else { "" })
+        format!("{name}{}", self.setup.suffix())
     }
 
     fn sits_out(&self, workload: Workload, nodes: usize) -> Option<String> {
-        let has_plain_ways =
-            matches!(workload, Workload::Seq | Workload::Par | Workload::Hot | Workload::Outage);
         match (workload, &self.place) {
-            _ if self.has_tls && !has_plain_ways => {
-                Some("with TLS it is for seq, par, hot and outage".to_owned())
-            }
-            (Workload::Outage, LowkeyAt::Running(_)) => {
+            (Workload::Outage, LowkeyAt::Running(..)) => {
                 Some("it kills a node, and only those that it started itself".to_owned())
             }
-            (Workload::Scale | Workload::Churn, LowkeyAt::Running(_)) => {
+            (Workload::Scale | Workload::Churn, LowkeyAt::Running(..)) => {
                 Some("it looks at the memory of a node, and only of those that it started itself".to_owned())
             }
             (Workload::Outage, LowkeyAt::Own(_)) if nodes < 3 => {
@@ -108,15 +102,12 @@ impl Contender for LowkeyContender {
 
     fn start(&self, starter: &Starter, nodes: usize) -> Result<Cluster, BenchProblem> {
         let program = match &self.place {
-            LowkeyAt::Running(endpoints) => return Ok(Cluster::running(endpoints.clone())),
+            LowkeyAt::Running(endpoints, _) => return Ok(Cluster::running(endpoints.clone())),
             LowkeyAt::Own(program) => program,
         };
         let mut cluster = Cluster::new(starter, "lowkey")?;
-        let papers = self.has_tls.then(|| Papers::of(cluster.folder()));
-        if let Some(papers) = &papers {
-            papers.make(program)?;
-        }
-        let scheme = if self.has_tls { "https" } else { "http" };
+        self.setup.prepare(program, cluster.folder())?;
+        let scheme = if self.setup.has_tls() { "https" } else { "http" };
         let mut first_node: Option<String> = None;
         for number in 1..=nodes {
             let name = format!("node-{number}");
@@ -129,9 +120,7 @@ impl Contender for LowkeyContender {
                 None => command.arg("--bootstrap"),
                 Some(first) => command.args(["--join", first.as_str()]),
             };
-            if let Some(papers) = &papers {
-                papers.arm(&mut command);
-            }
+            self.setup.arm(&mut command, cluster.folder());
             // What is set for other nodes of this machine is not meant for these.
             forget_settings(&mut command, "LOWKEY_");
             cluster.add(&name, format!("{scheme}://{grpc}"), command)?;
@@ -149,10 +138,17 @@ impl Contender for LowkeyContender {
     }
 
     fn connect(&self, cluster: Arc<Cluster>, connections: usize) -> SystemAnswer<'_, Box<dyn System>> {
-        let (through, has_tls) = (self.through, self.has_tls);
         async move {
-            let papers = has_tls.then(|| Papers::of(cluster.folder()));
-            let system = Lowkey::connect(cluster, through, papers, connections).await?;
+            let mut credentials = match &self.place {
+                LowkeyAt::Running(_, credentials) => credentials.clone(),
+                LowkeyAt::Own(_) => self.setup.credentials(cluster.folder()),
+            };
+            if self.setup == Setup::Access {
+                let open = Lowkey::connect(Arc::clone(&cluster), self.through, credentials, connections);
+                drop(open.await?);
+                credentials = self.setup.require_access(&cluster).await?;
+            }
+            let system = Lowkey::connect(cluster, self.through, credentials, connections).await?;
             Ok(Box::new(system) as Box<dyn System>)
         }
         .boxed()
@@ -163,12 +159,14 @@ impl Contender for LowkeyContender {
 pub struct Lowkey {
     cluster: Arc<Cluster>,
     through: Through,
-    papers: Option<Papers>,
+    credentials: Credentials,
+    /// Who the clients prove to be; nobody if it is empty.
+    principal: String,
     nodes: usize,
     /// For questions about the cluster.
     client: Client,
     callers: Slots<Vec<UnaryCaller>>,
-    channels: Slots<Channel>,
+    channels: Slots<NodeChannel>,
     clients: Slots<Client>,
 }
 
@@ -176,12 +174,12 @@ impl Lowkey {
     async fn connect(
         cluster: Arc<Cluster>,
         through: Through,
-        papers: Option<Papers>,
+        credentials: Credentials,
         connections: usize,
     ) -> Result<Self, BenchProblem> {
         // Nodes that were just started may take a while; one that is said to be running answers, or is not there.
         let patience = if cluster.is_foreign() { FOREIGN_PATIENCE } else { PATIENCE };
-        let builder = Client::builder(cluster.addresses()).tls(tls_of(papers.as_ref()));
+        let builder = credentials.builder(cluster.addresses());
         let client = tokio::select! {
             connected = builder.connect_timeout(patience).connect() => {
                 connected.map_err(|error| from_sdk(&error))?
@@ -190,8 +188,13 @@ impl Lowkey {
         };
         let slots = (Slots::new(connections), Slots::new(connections), Slots::new(connections));
         let (callers, channels, clients) = slots;
-        let mut lowkey = Self { cluster, through, papers, nodes: 0, client, callers, channels, clients };
+        let (principal, nodes) = (String::new(), 0);
+        let mut lowkey =
+            Self { cluster, through, credentials, principal, nodes, client, callers, channels, clients };
         lowkey.wait_whole(patience).await?;
+        if lowkey.credentials.prove_somebody() {
+            lowkey.principal = lowkey.client.who_am_i().await.map_err(|error| from_sdk(&error))?.principal;
+        }
         lowkey.nodes = usize::try_from(lowkey.status().await?.cluster_size).unwrap_or_default();
         Ok(lowkey)
     }
@@ -227,8 +230,7 @@ impl Lowkey {
 
     /// A new client of the SDK, with a connection of its own.
     pub(crate) async fn new_sdk_client(&self) -> Result<Client, BenchProblem> {
-        let builder = Client::builder(self.cluster.addresses()).connect_timeout(PATIENCE);
-        let builder = builder.tls(tls_of(self.papers.as_ref()));
+        let builder = self.credentials.builder(self.cluster.addresses()).connect_timeout(PATIENCE);
         builder.call_timeout(PATIENCE).connect().await.map_err(|error| from_sdk(&error))
     }
 
@@ -243,22 +245,25 @@ impl Lowkey {
     /// One of the connections that clients share, to each node, the leader's first.
     async fn callers(&self, number: usize) -> Result<Vec<UnaryCaller>, BenchProblem> {
         let make = async {
-            let tls = self.papers.as_ref().map(Papers::config).transpose()?;
-            self.addresses().await?.iter().map(|address| UnaryCaller::new(address, tls.clone())).collect()
+            let shown = self.credentials.shown(self.cluster.addresses())?;
+            self.addresses().await?.iter().map(|address| UnaryCaller::new(address, shown.clone())).collect()
         };
         self.callers.get(number, make).await
     }
 
     /// The same for streams, to the leader.
-    pub(crate) async fn channel(&self, number: usize) -> Result<Channel, BenchProblem> {
+    pub(crate) async fn channel(&self, number: usize) -> Result<NodeChannel, BenchProblem> {
         let make = async {
-            let leader = self.addresses().await?.swap_remove(0);
-            let endpoint = Endpoint::from_shared(leader.clone());
-            let endpoint = endpoint
-                .map_err(|error| BenchProblem::failed(format!("{leader} is no good URL: {error}")))?;
-            Ok(endpoint.connect_lazy())
+            let shown = self.credentials.shown(self.cluster.addresses())?;
+            NodeChannel::new(&self.addresses().await?[0], shown, self.owner())
         };
         self.channels.get(number, make).await
+    }
+
+    /// A new name for an owner of leases.
+    fn owner(&self) -> String {
+        let name = format!("bench-{}", tag());
+        if self.principal.is_empty() { name } else { format!("{}/{name}", self.principal) }
     }
 
     async fn shared_sdk_client(&self, number: usize) -> Result<Client, BenchProblem> {
@@ -271,7 +276,8 @@ impl System for Lowkey {
         async move {
             let client: Box<dyn LockClient> = match self.through {
                 Through::Unary => {
-                    Box::new(unary::UnaryClient::new(self.callers(number).await?, LONG_TTL).await?)
+                    let callers = self.callers(number).await?;
+                    Box::new(unary::UnaryClient::new(callers, self.owner(), LONG_TTL).await?)
                 }
                 Through::Session => {
                     Box::new(sdk::SdkClient::new(self.shared_sdk_client(number).await?, LONG_TTL).await?)
@@ -333,10 +339,6 @@ impl System for Lowkey {
     fn lowkey(&self) -> Option<&Lowkey> {
         Some(self)
     }
-}
-
-fn tls_of(papers: Option<&Papers>) -> Tls {
-    papers.map_or_else(Tls::new, Papers::sdk)
 }
 
 /// Resolves when a process ended that should not have.

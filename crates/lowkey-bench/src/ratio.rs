@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::lowkey::WITH_TLS;
+use crate::lowkey::Setup;
 use crate::report::BenchReport;
 use crate::workload::Workload;
 
@@ -51,7 +51,7 @@ pub fn ratios(reports: &[BenchReport]) -> Vec<Ratio> {
     let mut ratios = Vec::new();
     for ours in reports.iter().filter(|report| report.is_lowkey) {
         let rivals = reports.iter().filter(|report| case(report) == case(ours));
-        let rivals = rivals.filter(|report| !report.is_lowkey || is_same_without_tls(report, ours));
+        let rivals = rivals.filter(|report| !report.is_lowkey || is_measured_against(ours, report));
         for theirs in rivals {
             ratios.extend(measures(ours.workload).iter().filter_map(|measure| ratio(measure, ours, theirs)));
         }
@@ -59,9 +59,11 @@ pub fn ratios(reports: &[BenchReport]) -> Vec<Ratio> {
     ratios
 }
 
-/// lowkey with TLS is compared with itself without.
-fn is_same_without_tls(report: &BenchReport, ours: &BenchReport) -> bool {
-    ours.system.strip_suffix(WITH_TLS) == Some(&report.system)
+/// lowkey is compared with itself: with more than it comes with to as it comes, and as it comes to without the audit.
+fn is_measured_against(ours: &BenchReport, theirs: &BenchReport) -> bool {
+    let (ours, theirs) = (&*ours.system, &*theirs.system);
+    let has_more = |setup: Setup| setup.bare_name(ours) == Some(theirs);
+    has_more(Setup::Tls) || has_more(Setup::Access) || Setup::NoAudit.bare_name(theirs) == Some(ours)
 }
 
 fn ratio(measure: &Measure, ours: &BenchReport, theirs: &BenchReport) -> Option<Ratio> {
@@ -140,7 +142,7 @@ const MEMORY: Measure = Measure {
 fn measures(workload: &str) -> &'static [Measure] {
     match Workload::parse(workload) {
         Some(Workload::Seq) => &[ACQUIRE_P50, ACQUIRE_P99],
-        Some(Workload::Par) => &[PAIRS, ACQUIRE_P50, ACQUIRE_P99],
+        Some(Workload::Par) => &[PAIRS, ACQUIRE_P50, ACQUIRE_P99, MEMORY],
         Some(Workload::Hot) => &[HAND_OVERS, HAND_OVER_P50],
         Some(Workload::Outage) => &[GAP_P50, GAP_MAX],
         Some(Workload::Holders) => &[TIME_TO_MAKE, MEMORY],
@@ -172,6 +174,8 @@ mod tests {
             report("lowkey session", true, 1, 5),
             report("etcd", false, 1, 20),
             report("lowkey tls", true, 1, 12),
+            report("lowkey session access", true, 1, 10),
+            report("lowkey no audit", true, 1, 8),
             report("etcd", false, 3, 40),
         ];
         let found: Vec<(String, String, f64)> = ratios(&reports)
@@ -183,9 +187,13 @@ mod tests {
             found,
             [
                 ("lowkey".into(), "etcd".into(), 0.5),
+                ("lowkey".into(), "lowkey no audit".into(), 1.25),
                 ("lowkey session".into(), "etcd".into(), 0.25),
                 ("lowkey tls".into(), "lowkey".into(), 1.2),
                 ("lowkey tls".into(), "etcd".into(), 0.6),
+                ("lowkey session access".into(), "lowkey session".into(), 2.0),
+                ("lowkey session access".into(), "etcd".into(), 0.5),
+                ("lowkey no audit".into(), "etcd".into(), 0.4),
             ]
         );
     }

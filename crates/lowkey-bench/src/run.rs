@@ -10,7 +10,7 @@ use std::thread;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::lowkey::{LowkeyAt, LowkeyContender, Through, tag};
+use crate::lowkey::{LowkeyAt, LowkeyContender, Setup, Through, tag};
 use crate::process::{Cluster, Starter};
 use crate::progress::BenchProgress;
 use crate::recorder::Recorder;
@@ -34,8 +34,10 @@ pub struct BenchPlan {
     pub place: LowkeyAt,
     /// The ways that requests take to it.
     pub through: Vec<Through>,
-    /// Measure it with TLS as well, beside itself without.
-    pub tls_too: bool,
+    /// How else nodes are set up, to be measured beside those that are as they come.
+    pub setups: Vec<Setup>,
+    /// The same in `seq` alone, to see that they work.
+    pub setups_of_seq: Vec<Setup>,
     /// Who else takes part.
     pub others: Vec<Arc<dyn Contender>>,
     /// How many connections the clients have in all, if not one each.
@@ -87,18 +89,21 @@ impl BenchPlan {
             Workload::Hot => self.sizes.hot_clients.clone(),
             Workload::Holders | Workload::Renew | Workload::Expire => vec![self.sizes.leases],
             Workload::Watch => vec![self.sizes.streams],
+            Workload::Capacity => vec![self.sizes.capacity_leases],
             Workload::Scale => self.sizes.held.clone(),
             Workload::Churn => vec![self.sizes.names],
         }
     }
 
     fn contenders(&self, case: &Case, skipped: &mut Vec<Skipped>) -> Vec<Arc<dyn Contender>> {
-        let encrypted = if self.tls_too { &[false, true][..] } else { &[false] };
+        let of_seq = self.setups_of_seq.iter().filter(|_| case.workload == Workload::Seq);
+        let setups = self.setups.iter().chain(of_seq.filter(|setup| !self.setups.contains(setup)));
+        let setups: Vec<Setup> = [Setup::Plain].into_iter().chain(setups.copied()).collect();
         let ways = if case.workload.has_one_way() { 1 } else { self.through.len() };
         let lowkey = self.through.iter().take(ways).flat_map(|through| {
-            encrypted.iter().map(|has_tls| {
-                let (place, through, has_tls) = (self.place.clone(), *through, *has_tls);
-                Arc::new(LowkeyContender { place, through, has_tls }) as Arc<dyn Contender>
+            setups.iter().map(|setup| {
+                let (place, through, setup) = (self.place.clone(), *through, *setup);
+                Arc::new(LowkeyContender { place, through, setup }) as Arc<dyn Contender>
             })
         });
         let others = self.others.iter().map(Arc::clone).filter(|_| !case.workload.is_for_lowkey_alone());
@@ -120,6 +125,7 @@ impl BenchPlan {
             | Workload::Renew
             | Workload::Expire
             | Workload::Watch
+            | Workload::Capacity
             | Workload::Scale
             | Workload::Churn => self.sizes.par_clients,
         };

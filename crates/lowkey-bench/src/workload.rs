@@ -22,6 +22,8 @@ pub enum Workload {
     Expire,
     /// Many streams are told of changes at a fixed rate.
     Watch,
+    /// Very many leases are kept alive and very many streams are told of changes, at once and beside pairs.
+    Capacity,
     /// Many clients with a lock each, as in [`Workload::Par`], while very many other locks are held.
     Scale,
     /// Very many locks are taken and given back, each of them once.
@@ -30,7 +32,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Seq,
         Self::Par,
         Self::Hot,
@@ -39,13 +41,15 @@ impl Workload {
         Self::Renew,
         Self::Expire,
         Self::Watch,
+        Self::Capacity,
         Self::Scale,
         Self::Churn,
     ];
 
     /// Those that are run if none is named, in that order: all that take no longer than some seconds each.
     pub fn by_default() -> Vec<Self> {
-        Self::ALL.into_iter().filter(|workload| !matches!(workload, Self::Scale | Self::Churn)).collect()
+        let takes_long = |workload: &Self| matches!(workload, Self::Capacity | Self::Scale | Self::Churn);
+        Self::ALL.into_iter().filter(|workload| !takes_long(workload)).collect()
     }
 
     /// What it is called.
@@ -59,6 +63,7 @@ impl Workload {
             Self::Renew => "renew",
             Self::Expire => "expire",
             Self::Watch => "watch",
+            Self::Capacity => "capacity",
             Self::Scale => "scale",
             Self::Churn => "churn",
         }
@@ -72,7 +77,7 @@ impl Workload {
     /// The one figure that stands for the whole: an operation that is timed.
     pub fn main_operation(self) -> &'static str {
         match self {
-            Self::Seq | Self::Par | Self::Renew | Self::Scale => "acquire",
+            Self::Seq | Self::Par | Self::Renew | Self::Capacity | Self::Scale => "acquire",
             Self::Hot => "hand-over",
             Self::Outage => "gap",
             Self::Holders => "hold",
@@ -89,12 +94,12 @@ impl Workload {
 
     /// It says nothing about the way that single requests take, so that one way is enough.
     pub(crate) fn has_one_way(self) -> bool {
-        matches!(self, Self::Outage | Self::Renew | Self::Expire | Self::Watch | Self::Scale | Self::Churn)
+        self == Self::Outage || self.is_for_lowkey_alone()
     }
 
     /// It asks for what only lowkey is asked for.
     pub(crate) fn is_for_lowkey_alone(self) -> bool {
-        matches!(self, Self::Renew | Self::Expire | Self::Watch | Self::Scale | Self::Churn)
+        matches!(self, Self::Renew | Self::Expire | Self::Watch | Self::Capacity | Self::Scale | Self::Churn)
     }
 
     /// While it is measured there is nothing but pairs, so that one pair has its share of everything.
@@ -136,6 +141,10 @@ pub struct Sizes {
     pub pairs_beside: f64,
     /// Streams of `watch`.
     pub streams: usize,
+    /// Leases of `capacity`.
+    pub capacity_leases: usize,
+    /// Streams of `capacity`.
+    pub capacity_streams: usize,
     /// How many streams watch the same lock.
     pub fan_out: usize,
     /// Changes a second that they are told of.
@@ -162,6 +171,8 @@ impl Sizes {
             mortal_ttl: Duration::from_secs(10),
             pairs_beside: 1_000.0,
             streams: 5_000,
+            capacity_leases: 150_000,
+            capacity_streams: 15_000,
             fan_out: 50,
             changes: 100.0,
             held: vec![1_000, 10_000, 100_000, 1_000_000],
@@ -186,6 +197,8 @@ impl Sizes {
             mortal_ttl: Duration::from_secs(3),
             pairs_beside: 100.0,
             streams: 100,
+            capacity_leases: 200,
+            capacity_streams: 100,
             fan_out: 10,
             held: vec![500, 2_500],
             names: 2_000,

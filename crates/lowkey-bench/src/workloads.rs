@@ -1,6 +1,7 @@
 //! What is done to a service, one file for each kind. All of them end with an error if anything they are told is
 //! wrong.
 
+mod capacity;
 mod churn;
 mod expire;
 mod holders;
@@ -54,6 +55,7 @@ pub(crate) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
         Workload::Renew => renew::perform(arena).await,
         Workload::Expire => expire::perform(arena).await,
         Workload::Watch => watch::perform(arena).await,
+        Workload::Capacity => capacity::perform(arena).await,
         Workload::Scale => scale::perform(arena).await,
         Workload::Churn => churn::perform(arena).await,
     }

@@ -440,7 +440,8 @@ const HELP: &[Help] = &[
         examples: &[
             "lowkey bench",
             "lowkey bench seq par --nodes 1,3 --seconds 5",
-            "lowkey bench seq --server http://10.0.0.1:9000",
+            "lowkey bench seq par --through unary,session --tls --access --audit-off",
+            "lowkey bench seq --server https://10.0.0.1:9000 --ca ca.pem --auth-file bench.token",
         ],
         commands: "status",
         page: "docs/internals/benchmarks.md",

@@ -349,7 +349,7 @@ fn tell_of_connections(descriptors: Option<usize>, wanted: usize) {
 
 /// Takes as many file descriptors as the system allows: every connection needs one, and the log too. Tells how many that
 /// are; nothing if there is no limit.
-fn raise_file_limit() -> Option<usize> {
+pub(crate) fn raise_file_limit() -> Option<usize> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

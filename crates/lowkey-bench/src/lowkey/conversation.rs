@@ -15,10 +15,10 @@ use lowkey_api::v1::{
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::PATIENCE;
+use super::node_channel::NodeChannel;
 use super::unary::tag;
 use crate::system::BenchProblem;
 
@@ -37,11 +37,14 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    pub(crate) async fn open(channel: Channel) -> Result<Self, BenchProblem> {
+    pub(crate) async fn open(node_channel: NodeChannel) -> Result<Self, BenchProblem> {
         let (calls, receiver) = mpsc::channel(UNDER_WAY);
-        let mut node = LockServiceClient::new(channel);
-        let answers = node.session(ReceiverStream::new(receiver)).await.map_err(broken)?.into_inner();
-        Ok(Self { calls, answers, open: HashMap::new(), seq: 0, owner: format!("bench-{}", tag()) })
+        let mut node = LockServiceClient::new(node_channel.channel.clone());
+        let request = node_channel.request(ReceiverStream::new(receiver));
+        let answers = node.session(request).await.map_err(broken)?.into_inner();
+        // Each has a name of its own: request ids are told apart by it.
+        let owner = format!("{}-{}", node_channel.owner, tag());
+        Ok(Self { calls, answers, open: HashMap::new(), seq: 0, owner })
     }
 
     async fn send(&mut self, call: Call) -> Result<(), BenchProblem> {
@@ -180,8 +183,11 @@ impl Conversation {
 
 /// Renews leases, thousands with one message, one message after the other. Gives for each lease the moment before its
 /// renewal was sent.
-pub(crate) async fn renew_all(channel: Channel, leases: &[u64]) -> Result<Vec<(u64, Instant)>, BenchProblem> {
-    let mut conversation = Conversation::open(channel).await?;
+pub(crate) async fn renew_all(
+    node_channel: NodeChannel,
+    leases: &[u64],
+) -> Result<Vec<(u64, Instant)>, BenchProblem> {
+    let mut conversation = Conversation::open(node_channel).await?;
     let mut renewed = Vec::with_capacity(leases.len());
     for lease_ids in leases.chunks(LEASES_A_MESSAGE) {
         let sent = Instant::now();

@@ -70,8 +70,11 @@ impl Calls {
 }
 
 impl UnaryClient {
-    pub(super) async fn new(nodes: Vec<UnaryCaller>, ttl: Duration) -> Result<Self, BenchProblem> {
-        let owner = format!("bench-{}", tag());
+    pub(super) async fn new(
+        nodes: Vec<UnaryCaller>,
+        owner: String,
+        ttl: Duration,
+    ) -> Result<Self, BenchProblem> {
         let mut client =
             Self { calls: Calls { nodes, at: 0 }, owner, leases: Vec::new(), held: None, made: 0 };
         let request = CreateLeaseRequest {

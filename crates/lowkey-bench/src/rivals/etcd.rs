@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 
 use super::{LONG_TTL, PATIENCE, find_program, until_whole};
-use crate::caller::UnaryCaller;
+use crate::caller::{Shown, UnaryCaller};
 use crate::process::{Cluster, Starter, forget_settings, free_ports};
 use crate::slots::Slots;
 use crate::system::{BenchProblem, Contender, HeldLock, LockClient, System, SystemAnswer};
@@ -95,7 +95,7 @@ impl Contender for EtcdContender {
 }
 
 fn callers(addresses: &[String]) -> Result<Vec<UnaryCaller>, BenchProblem> {
-    addresses.iter().map(|address| UnaryCaller::new(address, None)).collect()
+    addresses.iter().map(|address| UnaryCaller::new(address, Shown::default())).collect()
 }
 
 struct Etcd {

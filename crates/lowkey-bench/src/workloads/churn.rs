@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tonic::transport::Channel;
 
 use super::scale::wait_for_locks;
 use super::{Arena, BYTES_PER_MB, Measuring, leader_memory, together};
-use crate::lowkey::Conversation;
+use crate::lowkey::{Conversation, NodeChannel};
 use crate::recorder::Recorder;
 use crate::system::BenchProblem;
 
@@ -52,7 +51,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
 }
 
 async fn pass_through(
-    channel: Channel,
+    channel: NodeChannel,
     names: Arc<Names>,
     recorder: Arc<Recorder>,
 ) -> Result<(), BenchProblem> {

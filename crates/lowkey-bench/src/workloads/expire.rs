@@ -14,11 +14,10 @@ use lowkey_api::v1::EventType;
 use lowkey_client::Watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic::transport::Channel;
 
 use super::pairs::Beside;
 use super::{Arena, Measuring, together};
-use crate::lowkey::{from_sdk, renew_all};
+use crate::lowkey::{NodeChannel, from_sdk, renew_all};
 use crate::system::{BenchProblem, LockClient};
 
 /// Pairs are measured from so long before the end of the leases until so long after.
@@ -55,7 +54,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
 }
 
 /// Makes the leases. They do not run out meanwhile.
-async fn make(arena: &Arena<'_>, prefix: &str, channel: &Channel) -> Result<Vec<u64>, BenchProblem> {
+async fn make(arena: &Arena<'_>, prefix: &str, channel: &NodeChannel) -> Result<Vec<u64>, BenchProblem> {
     let leases: Leases = Arc::default();
     let all_made = Arc::new(AtomicBool::new(false));
     let mut crew = JoinSet::new();

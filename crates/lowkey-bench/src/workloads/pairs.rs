@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use super::{Arena, Clients, close, together};
+use super::{Arena, BYTES_PER_MB, Clients, close, leader_memory, together};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 use crate::referee::Referee;
@@ -15,7 +15,11 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     let clients = arena.clients(arena.size).await?;
     let pace = Pace::new(arena.sizes.rate);
     let crew = crew(arena, clients, &pace);
-    close(arena.timed(&pace, crew).await?).await
+    let clients = arena.timed(&pace, crew).await?;
+    if let Some(bytes) = leader_memory(arena).await? {
+        arena.recorder.figure("leader's memory", bytes as f64 / BYTES_PER_MB, "MB");
+    }
+    close(clients).await
 }
 
 pub(super) fn crew(

@@ -15,9 +15,9 @@ use crate::system::BenchProblem;
 /// How many sessions one client of the SDK has.
 const SESSIONS_A_CLIENT: usize = 1_000;
 /// Renewals are due at a third of the time to live.
-const RENEWED_AT: u32 = 3;
+pub(super) const RENEWED_AT: u32 = 3;
 
-struct LeaseRenewer {
+pub(super) struct LeaseRenewer {
     session: Session,
     guard: LockGuard,
 }
@@ -35,7 +35,16 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     sleep(time).await;
     measuring.stop();
     beside.stop().await?;
-    check(arena, &prefix, &holders).await?;
+    finish(arena, &prefix, holders).await
+}
+
+/// Sees that none was lost, and ends them.
+pub(super) async fn finish(
+    arena: &Arena<'_>,
+    prefix: &str,
+    holders: Vec<LeaseRenewer>,
+) -> Result<(), BenchProblem> {
+    check(arena, prefix, &holders).await?;
     if arena.system.cluster().is_foreign() {
         for LeaseRenewer { session, guard } in holders {
             drop(guard);
@@ -45,7 +54,7 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
     Ok(())
 }
 
-async fn make(arena: &Arena<'_>, prefix: &str) -> Result<Vec<LeaseRenewer>, BenchProblem> {
+pub(super) async fn make(arena: &Arena<'_>, prefix: &str) -> Result<Vec<LeaseRenewer>, BenchProblem> {
     let lowkey = arena.lowkey()?;
     let mut clients = Vec::new();
     for _ in 0..arena.size.div_ceil(SESSIONS_A_CLIENT) {

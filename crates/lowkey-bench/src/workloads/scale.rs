@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tonic::transport::Channel;
 
 use super::pairs::crew;
 use super::{Arena, BYTES_PER_MB, Clients, close, leader_memory, rested_leader_memory, together};
-use crate::lowkey::{Conversation, renew_all};
+use crate::lowkey::{Conversation, NodeChannel, renew_all};
 use crate::pace::Pace;
 use crate::system::BenchProblem;
 
@@ -112,7 +111,7 @@ async fn hold_many(arena: &Arena<'_>, fill: &Arc<Fill>) -> Result<Vec<Filler>, B
 }
 
 async fn hold_some(
-    channel: Channel,
+    channel: NodeChannel,
     fill: Arc<Fill>,
     prefix: String,
     count: usize,
@@ -145,7 +144,7 @@ async fn release_all(fillers: Vec<Filler>) -> Result<(), BenchProblem> {
 }
 
 /// Renews the leases that there are; gives why that went wrong.
-async fn keep(channel: Channel, fill: &Fill) -> BenchProblem {
+async fn keep(channel: NodeChannel, fill: &Fill) -> BenchProblem {
     loop {
         sleep(RENEWED_EVERY).await;
         let leases = fill.leases.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -47,21 +47,26 @@ impl Watched {
 type Seen = watch::Receiver<usize>;
 
 pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
-    let locks = arena.size.div_ceil(arena.sizes.fan_out.max(1));
+    tell(arena, arena.size).await
+}
+
+/// So many streams are told of changes.
+pub(super) async fn tell(arena: &Arena<'_>, streams: usize) -> Result<(), BenchProblem> {
+    let locks = streams.div_ceil(arena.sizes.fan_out.max(1));
     let watched: Vec<Arc<Watched>> = (0..locks)
         .map(|number| {
             let referee = Referee::new(format!("{}/watched-{number}", arena.prefix));
             Arc::new(Watched { referee, sent: Mutex::default() })
         })
         .collect();
-    let (mut streams, seen) = open(arena, &watched).await?;
+    let (mut streams, seen) = open(arena, &watched, streams).await?;
     let changing = async {
         let mut clients = arena.clients(locks.min(arena.sizes.par_clients)).await?;
         // One change of each: whoever has seen it is there.
         for lock in &watched {
             pair(&mut clients[0], lock).await?;
         }
-        wait_until_seen(arena, &watched, &seen).await?;
+        wait_until_seen(&watched, &seen).await?;
         change(arena, &watched, clients, &seen).await
     };
     let clients = tokio::select! {
@@ -78,14 +83,15 @@ pub(super) async fn perform(arena: &Arena<'_>) -> Result<(), BenchProblem> {
 async fn open(
     arena: &Arena<'_>,
     watched: &[Arc<Watched>],
+    count: usize,
 ) -> Result<(JoinSet<Result<(), BenchProblem>>, Vec<Seen>), BenchProblem> {
     let lowkey = arena.lowkey()?;
     let (_, watch_from) = lowkey.sdk().locks(&arena.prefix).await.map_err(|error| from_sdk(&error))?;
-    let (mut streams, mut seen) = (JoinSet::new(), Vec::with_capacity(arena.size));
+    let (mut streams, mut seen) = (JoinSet::new(), Vec::with_capacity(count));
     let mut client = None;
-    for number in 0..arena.size {
+    for number in 0..count {
         if number % STREAMS_A_CLIENT == 0 {
-            arena.progress.done(number, arena.size);
+            arena.progress.done(number, count);
             client = Some(lowkey.new_sdk_client().await?);
         }
         let Some(client) = &client else { continue };
@@ -177,17 +183,14 @@ async fn change(
     };
     let (clients, measuring) = futures::future::try_join(together(crew), clock).await?;
     // The last deliveries count as well.
-    wait_until_seen(arena, watched, seen).await?;
+    wait_until_seen(watched, seen).await?;
     measuring.stop();
     Ok(clients)
 }
 
 /// Every stream has seen every change of its lock so far.
-async fn wait_until_seen(
-    arena: &Arena<'_>,
-    watched: &[Arc<Watched>],
-    seen: &[Seen],
-) -> Result<(), BenchProblem> {
+async fn wait_until_seen(watched: &[Arc<Watched>], seen: &[Seen]) -> Result<(), BenchProblem> {
+    let streams = seen.len();
     for (number, seen) in seen.iter().enumerate() {
         let lock = &watched[number % watched.len()];
         let expected = lock.sent().len();
@@ -198,7 +201,7 @@ async fn wait_until_seen(
             return Err(BenchProblem::wrong(format!(
                 "stream {} of {} has seen {found} changes of {} in {PATIENCE:?}, and there were {expected}",
                 number + 1,
-                arena.size,
+                streams,
                 lock.referee.lock()
             )));
         }

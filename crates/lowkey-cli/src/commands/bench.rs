@@ -12,8 +12,8 @@ use clap::Args;
 #[cfg(feature = "rivals")]
 use lowkey_bench::RivalService;
 use lowkey_bench::{
-    BenchPlan, BenchProblem, BenchProgress, BenchReport, Contender, Figure, LowkeyAt, OperationSummary,
-    Ratio, Sizes, Skipped, Starter, Through, Workload, plot, ratios,
+    BenchPlan, BenchProblem, BenchProgress, BenchReport, Contender, Credentials, Figure, LowkeyAt,
+    OperationSummary, Ratio, Setup, Sizes, Skipped, Starter, Through, Workload, plot, ratios,
 };
 use tokio::time::interval;
 
@@ -21,6 +21,7 @@ use super::interrupts::Interrupts;
 use super::{parse_endpoint, printed, run};
 use crate::exit::{self, CommandFailure};
 use crate::output::{Feed, TextTable, print_json, say};
+use crate::server::raise_file_limit;
 
 /// Turns are not longer than the longest lease.
 const SECONDS_MAX: u64 = 300;
@@ -28,6 +29,9 @@ const SECONDS_MAX: u64 = 300;
 const RATE_MAX: i64 = 1_000_000;
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 const BAR_WIDTH: usize = 24;
+
+/// How nodes can be set up beside as they come, in the order of the flags for it.
+const SETUPS: [Setup; 3] = [Setup::Tls, Setup::Access, Setup::NoAudit];
 
 const COLUMNS: &[(&str, usize)] = &[
     ("SYSTEM", 14),
@@ -49,12 +53,12 @@ const RATIO_COLUMNS: &[&str] =
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// What to do: seq, par, hot, outage, holders, renew, expire, watch [default: all of these]; scale, churn
+    /// What to do: seq, par, hot, outage, holders, renew, expire, watch [default: all of these]; capacity, scale, churn
     #[arg(value_name = "WORKLOAD", value_parser = parse_workload)]
     workloads: Vec<Workload>,
 
     /// Measure this cluster (gRPC URLs of some of its nodes) instead of one that is started for it
-    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_plain_endpoint, conflicts_with_all = ["nodes", "dir"], help_heading = "What to measure")]
+    #[arg(long, value_name = "URL,…", value_delimiter = ',', value_parser = parse_bench_endpoint, conflicts_with_all = ["nodes", "dir"], help_heading = "What to measure")]
     server: Vec<String>,
 
     /// How many nodes to start, 1 or 3; 1,3 for one after the other
@@ -70,9 +74,33 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "WAY,…", value_delimiter = ',', default_value = "unary", value_parser = parse_through, help_heading = "What to measure")]
     through: Vec<Through>,
 
-    /// Measure it with TLS, too, beside itself without, in turns, and print the ratios (seq, par, hot, outage)
+    /// Measure it with TLS, too, beside itself without, in turns, and print the ratios
     #[arg(long, conflicts_with = "server", help_heading = "What to measure")]
     tls: bool,
+
+    /// The same with TLS, access required, and a token that the load shows
+    #[arg(long, conflicts_with = "server", help_heading = "What to measure")]
+    access: bool,
+
+    /// The same without the audit; the ratio is that of nodes with it to these
+    #[arg(long, conflicts_with = "server", help_heading = "What to measure")]
+    audit_off: bool,
+
+    /// With --server: the CA that signed the nodes' certificates, as PEM, for URLs with https:// [default: the system's CAs]
+    #[arg(long, value_name = "FILE", env = "LOWKEY_CA", help_heading = "How to get in")]
+    ca: Option<PathBuf>,
+
+    /// The same: the certificate to show to nodes that want one, as PEM
+    #[arg(long, value_name = "FILE", env = "LOWKEY_CERT", requires = "key", help_heading = "How to get in")]
+    cert: Option<PathBuf>,
+
+    /// The same: its private key, as PEM
+    #[arg(long, value_name = "FILE", env = "LOWKEY_KEY", requires = "cert", help_heading = "How to get in")]
+    key: Option<PathBuf>,
+
+    /// The same: a file with the token to show to nodes, lk_…, of a principal that may acquire, read and watch below bench
+    #[arg(long, value_name = "FILE", env = "LOWKEY_AUTH_FILE", help_heading = "How to get in")]
+    auth_file: Option<PathBuf>,
 
     /// How many seconds to measure each system in each workload [default: 10]
     #[arg(long, value_name = "N", value_parser = parse_seconds, allow_negative_numbers = true, help_heading = "How long, and how much")]
@@ -91,11 +119,15 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     connections: Option<usize>,
 
-    /// Leases of holders, renew and expire [default: 50000]
+    /// How often outage kills the leader [default: 5]
+    #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
+    kills: Option<usize>,
+
+    /// Leases of holders, renew and expire [default: 50000], and of capacity [default: 150000]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     leases: Option<usize>,
 
-    /// Streams of watch [default: 5000]
+    /// Streams of watch [default: 5000], and of capacity [default: 15000]
     #[arg(long, value_name = "N", value_parser = parse_count, help_heading = "How long, and how much")]
     streams: Option<usize>,
 
@@ -136,12 +168,10 @@ fn parse_workload(text: &str) -> Result<Workload, String> {
     })
 }
 
-fn parse_plain_endpoint(text: &str) -> Result<String, String> {
+fn parse_bench_endpoint(text: &str) -> Result<String, String> {
     let endpoint = parse_endpoint(text)?;
-    match endpoint.starts_with("https://") {
-        true => {
-            Err("must begin with http://: with TLS it measures only what it starts itself (--tls)".to_owned())
-        }
+    match endpoint.starts_with("unix://") {
+        true => Err("must be a URL of a port: http:// or https://".to_owned()),
         false => Ok(endpoint),
     }
 }
@@ -191,6 +221,8 @@ fn parse_count(text: &str) -> Result<usize, String> {
 }
 
 pub(crate) fn bench(args: &BenchArgs) -> ExitCode {
+    // Its clients are many.
+    raise_file_limit();
     // One thread, and the main one: processes that are started end with the thread that started them.
     let outcome = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -247,7 +279,7 @@ impl BenchArgs {
                 )
             })?)
         } else {
-            LowkeyAt::Running(self.server.clone())
+            LowkeyAt::Running(self.server.clone(), self.credentials())
         };
         // What is running has as many nodes as it has.
         let nodes = if self.server.is_empty() { self.nodes.clone() } else { vec![self.server.len()] };
@@ -257,25 +289,40 @@ impl BenchArgs {
             nodes,
             place,
             through: self.through.clone(),
-            tls_too: self.tls,
+            setups: self.setups(),
+            setups_of_seq: if self.smoke && self.server.is_empty() { SETUPS.to_vec() } else { Vec::new() },
             others: self.others(),
             connections: self.connections,
             starter: starter(self.dir.clone().unwrap_or_else(std::env::temp_dir)),
         })
     }
 
+    fn setups(&self) -> Vec<Setup> {
+        let wanted = [self.tls, self.access, self.audit_off];
+        SETUPS.into_iter().zip(wanted).filter(|(_, is_wanted)| *is_wanted).map(|(setup, _)| setup).collect()
+    }
+
+    fn credentials(&self) -> Credentials {
+        let identity = self.cert.clone().zip(self.key.clone());
+        Credentials { ca: self.ca.clone(), identity, token_file: self.auth_file.clone() }
+    }
+
     /// An option that none of the workloads heeds is a mistake: whoever gave it expects another run than this.
     fn check_options(&self, workloads: &[Workload]) -> Result<(), CommandFailure> {
-        use Workload::{Churn, Expire, Holders, Hot, Outage, Par, Renew, Scale, Seq, Watch};
+        use Workload::{Capacity, Churn, Expire, Holders, Hot, Outage, Par, Renew, Scale, Seq, Watch};
         let options: [(&str, bool, &[Workload]); 8] = [
             ("--rate", self.rate.is_some(), &[Seq, Par, Hot, Scale]),
-            ("--clients", self.clients.is_some(), &[Par, Holders, Renew, Expire, Watch, Scale, Churn]),
-            ("--leases", self.leases.is_some(), &[Holders, Renew, Expire]),
-            ("--streams", self.streams.is_some(), &[Watch]),
-            ("--fan-out", self.fan_out.is_some(), &[Watch]),
+            (
+                "--clients",
+                self.clients.is_some(),
+                &[Par, Holders, Renew, Expire, Watch, Capacity, Scale, Churn],
+            ),
+            ("--kills", self.kills.is_some(), &[Outage]),
+            ("--leases", self.leases.is_some(), &[Holders, Renew, Expire, Capacity]),
+            ("--streams", self.streams.is_some(), &[Watch, Capacity]),
+            ("--fan-out", self.fan_out.is_some(), &[Watch, Capacity]),
             ("--held", !self.held.is_empty(), &[Scale]),
             ("--names", self.names.is_some(), &[Churn]),
-            ("--tls", self.tls, &[Seq, Par, Hot, Outage]),
         ];
         for (option, is_given, users) in options {
             if is_given && !users.iter().any(|user| workloads.contains(user)) {
@@ -322,8 +369,11 @@ impl BenchArgs {
         if let Some(clients) = self.clients {
             sizes.par_clients = clients;
         }
+        sizes.kills = self.kills.unwrap_or(sizes.kills);
         sizes.leases = self.leases.unwrap_or(sizes.leases);
+        sizes.capacity_leases = self.leases.unwrap_or(sizes.capacity_leases);
         sizes.streams = self.streams.unwrap_or(sizes.streams);
+        sizes.capacity_streams = self.streams.unwrap_or(sizes.capacity_streams);
         if !self.held.is_empty() {
             sizes.held = self.held.clone();
         }
@@ -532,7 +582,7 @@ mod tests {
             let Line { bench } = Line::parse_from(line.split(' '));
             bench.plan().err().map(|failure| (failure.code, failure.line))
         };
-        let for_leases = "--leases makes no difference here: it is for holders, renew, expire";
+        let for_leases = "--leases makes no difference here: it is for holders, renew, expire, capacity";
         assert_eq!(refusal("bench seq par --leases 5"), Some((exit::USAGE, for_leases.to_owned())));
         let for_scale = "--held makes no difference here: it is for scale";
         assert_eq!(refusal("bench --held 5"), Some((exit::USAGE, for_scale.to_owned())));
@@ -545,7 +595,7 @@ mod tests {
         assert_eq!(parse_workload("par"), Ok(Workload::Par));
         assert_eq!(
             parse_workload("fast").unwrap_err(),
-            "must be one of seq, par, hot, outage, holders, renew, expire, watch, scale, churn"
+            "must be one of seq, par, hot, outage, holders, renew, expire, watch, capacity, scale, churn"
         );
     }
 }

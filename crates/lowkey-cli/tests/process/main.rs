@@ -24,6 +24,8 @@ mod harness;
 #[allow(dead_code, reason = "chaos needs more of it")]
 #[path = "../chaos/net.rs"]
 mod net;
+#[path = "../conformance/papers.rs"]
+mod papers;
 mod refusals;
 mod sdk;
 mod secure;

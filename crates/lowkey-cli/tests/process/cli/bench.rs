@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::cli::{Running, Service, lives, lowkey};
 use crate::harness::{Node, eventually};
+use crate::papers::Papers;
 
 /// A process whose command line mentions this folder.
 fn process_of(folder: &Path) -> Option<u32> {
@@ -64,6 +65,66 @@ fn a_cluster_that_is_running_is_measured_and_keeps_no_lock_of_it() {
     assert!(reports.iter().all(|report| report["operations"][0]["count"].as_u64() > Some(0)), "{reports:?}");
     assert!(std::fs::read_to_string(plot).unwrap().contains("seq 1: acquire"));
     assert_eq!(service.ok(&["ls"]), "");
+}
+
+#[test]
+fn a_closed_cluster_is_measured_by_who_may_do_that() {
+    let (folder, papers) = (tempfile::tempdir().unwrap(), Papers::new());
+    let mut node = Node::new(folder.path(), "n1", &["--bootstrap"]);
+    papers.equip(&mut node);
+    node.start_ready();
+    let admin = |words: &[&str]| {
+        let mut command = lowkey();
+        let done =
+            Running::start(command.arg("access").args(words).arg("--data-dir").arg(&node.data_dir)).done();
+        assert_eq!(done.code, Some(0), "{done:?}");
+        done.stdout
+    };
+    for principal in ["ops", "bench"] {
+        admin(&["principal", "add", principal]);
+    }
+    admin(&["grant", "ops", "/", "admin"]);
+    admin(&["token", "new", "ops"]);
+    admin(&["grant", "bench", "bench", "acquire,read,watch"]);
+    let token = folder.path().join("token");
+    std::fs::write(&token, admin(&["token", "new", "bench"])).unwrap();
+    admin(&["require"]);
+
+    let url = format!("https://127.0.0.1:{}", node.ports.grpc);
+    let files = papers.of_client();
+    let bench = |words: &[&str], token: Option<&Path>| {
+        let mut command = lowkey();
+        command.arg("bench").args(words).args(["--smoke", "--json", "--server", &url]);
+        for (flag, file) in ["--ca", "--cert", "--key"].iter().zip(["ca", "cert", "key"]) {
+            command.arg(flag).arg(files[file].as_str().unwrap());
+        }
+        command.args(token.map(|file| format!("--auth-file={}", file.display())));
+        Running::start(&mut command).done()
+    };
+    let words = ["seq", "holders", "expire", "watch", "capacity", "--through", "unary,session"];
+    let done = bench(&words, Some(&token));
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_eq!(done.stdout.lines().count(), 7, "{done:?}");
+    let nobody = bench(&["seq"], None);
+    assert!(nobody.code == Some(69) && nobody.stderr.contains("show a token"), "{nobody:?}");
+}
+
+#[test]
+fn nodes_that_are_set_up_in_other_ways_are_measured_beside_and_compared() {
+    let words = ["bench", "seq", "expire", "--smoke", "--nodes", "1", "--json", "--access"];
+    let done = Running::start(lowkey().args(words)).done();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let told: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let systems = |workload: &str| -> Vec<&str> {
+        let reports = told.iter().filter(|line| line["workload"] == workload && line["against"].is_null());
+        reports.map(|report| report["system"].as_str().unwrap()).collect()
+    };
+    assert_eq!(systems("seq"), ["lowkey", "lowkey access", "lowkey tls", "lowkey no audit"]);
+    assert_eq!(systems("expire"), ["lowkey", "lowkey access"]);
+    let ratios = told.iter().filter(|line| line["what"] == "acquire p50");
+    let pairs = ratios.map(|ratio| (ratio["system"].as_str().unwrap(), ratio["against"].as_str().unwrap()));
+    let pairs: Vec<_> = pairs.collect();
+    assert_eq!(pairs, [("lowkey", "lowkey no audit"), ("lowkey access", "lowkey"), ("lowkey tls", "lowkey")]);
 }
 
 #[test]
@@ -138,10 +199,10 @@ fn who_does_not_start_is_told_with_its_last_words() {
 }
 
 #[test]
-fn what_very_many_locks_cost_is_told_and_drawn() {
+fn what_very_many_locks_leases_and_watches_cost_is_told_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let plot = folder.path().join("plot.svg");
-    let words = ["bench", "scale", "churn", "--smoke", "--nodes", "1", "--json", "--plot"];
+    let words = ["bench", "capacity", "scale", "churn", "--smoke", "--nodes", "1", "--json", "--plot"];
     let done = Running::start(lowkey().args(words).arg(&plot)).done();
     assert_eq!(done.code, Some(0), "{done:?}");
     let reports: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -149,9 +210,9 @@ fn what_very_many_locks_cost_is_told_and_drawn() {
         .iter()
         .map(|report| (report["workload"].as_str().unwrap(), report["size"].as_u64().unwrap()))
         .collect();
-    assert_eq!(told, [("scale", 500), ("scale", 2500), ("churn", 2000)]);
+    assert_eq!(told, [("capacity", 200), ("scale", 500), ("scale", 2500), ("churn", 2000)]);
     for (report, figure) in
-        reports.iter().zip(["memory a held lock", "memory, all released", "memory at the end"])
+        reports.iter().zip(["leases lost", "memory a held lock", "memory, all released", "memory at the end"])
     {
         let figures = report["figures"].as_array().unwrap();
         assert!(figures.iter().any(|told| told["name"] == figure), "{report}");
