@@ -4,12 +4,15 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
+use std::sync::Arc;
+
 use crate::access::{AccessChange, PrincipalName, TokenId};
 use crate::claim::{Mode, Scope};
 use crate::name::{
     InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value,
 };
+use crate::schedule::BackupSchedule;
 
 /// One change of the replicated state.
 ///
@@ -166,6 +169,8 @@ pub enum Command {
     },
     /// Changes who may do what.
     Access(Box<AccessChange>),
+    /// Sets what the cluster says of its backups; without a schedule the flags of its nodes decide.
+    SetBackupSchedule(Option<Arc<BackupSchedule>>),
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -185,7 +190,8 @@ macro_rules! since_of {
             | Self::UpdateMember { .. }
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
-            | Self::Access(_) => None,
+            | Self::Access(_)
+            | Self::SetBackupSchedule(_) => None,
         }
     };
 }
@@ -217,6 +223,7 @@ impl Command {
             | Self::AddMember { .. }
             | Self::Invite { .. } => true,
             Self::Access(change) => change.grows(),
+            Self::SetBackupSchedule(schedule) => matches!(schedule.as_deref(), Some(BackupSchedule::On(_))),
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
@@ -248,7 +255,8 @@ impl Command {
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
             | Self::Invite { .. }
-            | Self::Access(_) => None,
+            | Self::Access(_)
+            | Self::SetBackupSchedule(_) => None,
         }
     }
 
@@ -450,6 +458,8 @@ pub enum Reply {
     },
     /// It is so now who may do what, or was before.
     AccessChanged,
+    /// This is now what the cluster says of its backups, or was before.
+    BackupScheduleSet,
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.

@@ -5,6 +5,7 @@
 //! a command of a known kind are an error, and the caller must stop rather than skip it, or replicas would diverge.
 
 use std::fmt;
+use std::sync::Arc;
 
 use prost::Message as _;
 
@@ -17,6 +18,7 @@ use crate::name::{
     Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
+use crate::schedule::{BackupScheduleProto, write_schedule};
 
 /// The version of the command set that this build understands. Raised with every new kind.
 ///
@@ -24,14 +26,15 @@ use crate::name::{
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
 /// with invitations. 7: who may do what; grants that last for a limited time; when a lock was asked for is kept, and
-/// what a leader knew of a lease that ran out.
-pub const COMMAND_VERSION: u32 = 7;
+/// what a leader knew of a lease that ran out. 8: the schedule of backups.
+pub const COMMAND_VERSION: u32 = 8;
 
 impl Command {
     /// The command set that a node must understand to carry it out. It is proposed only when every member
     /// does: see [`crate::State::command_version`].
     pub fn version(&self) -> u32 {
         match self {
+            Self::SetBackupSchedule(_) => 8,
             Self::Access(_) => 7,
             // A limit is never left out: who asked for it counts on it.
             Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
@@ -97,7 +100,7 @@ const HEAD_BYTES_MAX: usize = 11;
 struct CommandProto {
     #[prost(
         oneof = "Kind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32, 56"
     )]
     kind: Option<Kind>,
 }
@@ -146,6 +149,8 @@ enum Kind {
     Require(AccessProto),
     #[prost(message, tag = "32")]
     EndHolds(EndHoldsProto),
+    #[prost(message, tag = "56")]
+    SetBackupSchedule(BackupScheduleProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -397,6 +402,7 @@ impl Command {
             Self::Invite { .. } => 20,
             Self::Access(change) => change.number(),
             Self::EndHolds { .. } => 32,
+            Self::SetBackupSchedule(_) => 56,
         }
     }
 
@@ -522,6 +528,7 @@ impl Command {
             Kind::Grant(proto) => Self::access(29, proto)?,
             Kind::Revoke(proto) => Self::access(30, proto)?,
             Kind::Require(proto) => Self::access(31, proto)?,
+            Kind::SetBackupSchedule(proto) => Self::SetBackupSchedule(proto.decode()?.map(Arc::new)),
         })
     }
 }
@@ -655,6 +662,7 @@ impl<'a> MessagePart for Content<'a> {
             }
             Command::EndQuarantine => {}
             Command::Access(change) => change.write(fields),
+            Command::SetBackupSchedule(schedule) => write_schedule(schedule.as_deref(), fields),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 fields.bytes(1, &invitation.0);
                 fields.number(2, *lifetime_seconds);

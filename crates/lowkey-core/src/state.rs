@@ -38,6 +38,7 @@ use crate::name::{
 };
 use crate::paths::Paths;
 use crate::recent::Recent;
+use crate::schedule::BackupSchedule;
 
 pub(crate) use self::check::Claimed;
 
@@ -54,7 +55,7 @@ pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 /// - `limited` has exactly the grants that have a limit.
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
-/// - `digest` is that of all leases, grants, waits, members, invitations and principals.
+/// - `digest` is that of all leases, grants, waits, members, invitations and principals, and of the schedule of backups.
 /// - The key of a member never changes, and an invitation lets in one node.
 /// - No lease id and no member id is ever given twice.
 /// - In quarantine nothing is held or waited for.
@@ -93,6 +94,8 @@ pub struct State {
     pub(crate) quarantine: bool,
     /// Where the counters began, if an epoch was claimed for that. It never changes.
     pub(crate) epoch: Option<Epoch>,
+    /// What the cluster says of its backups: see `schedule.rs`.
+    pub(crate) backup_schedule: Option<Arc<BackupSchedule>>,
 }
 
 /// A client's presence.
@@ -206,6 +209,7 @@ impl State {
             digest: Digest::default(),
             quarantine: false,
             epoch: None,
+            backup_schedule: None,
         }
     }
 

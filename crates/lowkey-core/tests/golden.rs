@@ -27,6 +27,7 @@
 //! - `add_principal NAME [CERTIFICATE_NAME…]`, `remove_principal NAME`, `remove_name NAME CERTIFICATE_NAME`
 //! - `add_token NAME 0..255 [hash=0..255]`, `revoke_token 0..255`
 //! - `grant NAME PATH VERB…`, `revoke_grant NAME PATH VERB…`, `require true|false`
+//! - `set_backups on|off|flags [to=URL] [every=SECONDS] [keep=N]`: the schedule of backups
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -46,13 +47,14 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use lowkey_core::{
-    AccessChange, AcquireWith, Applied, COMMAND_VERSION, Cause, CertificateName, Change, ChangeKind,
-    ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, HoldRef, InTheWay, Invalid,
-    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning, NodeIdentity,
-    NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope, Silence, State,
-    Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
+    AccessChange, AcquireWith, Applied, BackupRule, BackupSchedule, COMMAND_VERSION, Cause, CertificateName,
+    Change, ChangeKind, ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, HoldRef,
+    InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NewBeginning,
+    NodeIdentity, NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId, Requester, Scope,
+    Silence, State, Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;
@@ -267,6 +269,15 @@ enum Entry {
         verbs: Vec<String>,
     },
     Require(bool),
+    SetBackups {
+        how: String,
+        #[arg(key, optional)]
+        to: String,
+        #[arg(key, optional)]
+        every: i64,
+        #[arg(key, optional)]
+        keep: i64,
+    },
 }
 
 impl Entry {
@@ -421,6 +432,15 @@ impl Entry {
                 verbs: verbs(&some)?,
             }),
             Self::Require(required) => access(AccessChange::Require { required }),
+            Self::SetBackups { how, to, every, keep } => {
+                let schedule = match how.as_str() {
+                    "flags" => None,
+                    "off" => Some(BackupSchedule::Off),
+                    "on" => Some(BackupSchedule::On(BackupRule::parse(&to, every, keep)?)),
+                    other => return Err(format!("no such schedule: {other}").into()),
+                };
+                Command::SetBackupSchedule(schedule.map(Arc::new))
+            }
             Self::RemoveMember { name, member } => {
                 Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
             }
@@ -633,6 +653,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::QuarantineEnded => "no quarantine any more".into(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
         Reply::AccessChanged => "access is so now".into(),
+        Reply::BackupScheduleSet => "backups are so now".into(),
     }
 }
 
@@ -906,6 +927,14 @@ fn dump(state: &State, audits: bool) -> Result<String, Box<dyn Error>> {
     }
     if state.access().is_required() {
         writeln!(output, "access is required")?;
+    }
+    match state.backup_schedule().map(|schedule| &**schedule) {
+        None => {}
+        Some(BackupSchedule::Off) => writeln!(output, "backups: none")?,
+        Some(BackupSchedule::On(rule)) => {
+            let (to, every, keep) = (rule.to(), rule.every_seconds(), rule.keep());
+            writeln!(output, "backups: to {to}, every {every} s, {keep} are kept")?;
+        }
     }
     Ok(output)
 }

@@ -140,6 +140,7 @@ proptest! {
                 .map(|(hash, known)| (hash, known.expires_unix_ms, known.used_by))
                 .collect();
             prop_assert_eq!(&invitations, &model.invitations);
+            prop_assert_eq!(state.backup_schedule(), model.backup_schedule.as_ref());
 
             // Reading also finds two holders in each other's way, and somebody who waits for nothing.
             prop_assert_eq!(State::decode_snapshot(&state.encode_snapshot()), Ok(state.clone()));
@@ -228,7 +229,8 @@ proptest! {
                             | Reply::MemberRemoved { .. }
                             | Reply::QuarantineEnded
                             | Reply::Invited { .. }
-                            | Reply::AccessChanged,
+                            | Reply::AccessChanged
+                            | Reply::BackupScheduleSet,
                         ) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
@@ -653,7 +655,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
         | Command::Invite { .. }
-        | Command::Access(_) => None,
+        | Command::Access(_)
+        | Command::SetBackupSchedule(_) => None,
     }
 }
 
@@ -723,6 +726,7 @@ fn the_random_histories_meet_every_outcome() {
         "node name taken",
         "node not found",
         "not owner",
+        "schedule of backups set",
         "stale token",
         "value set",
         "waiting",
@@ -844,6 +848,7 @@ fn outcome(
         Some(Err(Refusal::NodeNotFound { .. })) => "node not found",
         Some(Ok(Reply::Invited { .. })) => "invited",
         Some(Ok(Reply::AccessChanged)) => "access changed",
+        Some(Ok(Reply::BackupScheduleSet)) => "schedule of backups set",
         Some(Err(
             Refusal::PrincipalNotFound { .. }
             | Refusal::TokenNotFound { .. }

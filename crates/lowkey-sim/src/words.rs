@@ -86,6 +86,7 @@ fn query_words(query: &Query) -> String {
         Query::Leases { .. } => "list the leases".to_owned(),
         Query::Revision => "say how far the log goes".to_owned(),
         Query::Access => "say who may do what".to_owned(),
+        Query::BackupSchedule => "say how backups are made".to_owned(),
     }
 }
 
@@ -137,6 +138,7 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::RemoveMember { name, .. } => format!("remove {name}"),
         Command::Access(change) => format!("change who may do what: {change:?}"),
         Command::Invite { invitation, .. } => format!("make invitation {}", invitation.0[0]),
+        Command::SetBackupSchedule(schedule) => format!("set how backups are made: {schedule:?}"),
         Command::EndQuarantine => "grant locks again".to_owned(),
     }
 }
@@ -197,6 +199,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("{who}, as of entry {revision}")
         }
         Ok(Response::Access(_)) => "who may do what".to_owned(),
+        Ok(Response::BackupSchedule(_)) => "how backups are made".to_owned(),
         Ok(Response::Revision(revision)) => format!("up to entry {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::Refused(refusal)) => refusal_words(refusal),
@@ -267,7 +270,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::HoldsEnded { count } => format!("{} ended", counted(*count as usize, "grant")),
         Reply::MemberAdded { member } => format!("done, it is member {member}"),
         Reply::MemberRemoved { member } => format!("done, it was member {member}"),
-        Reply::AccessChanged => "done, it is so".to_owned(),
+        Reply::AccessChanged | Reply::BackupScheduleSet => "done, it is so".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("done, until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "done".to_owned(),
     }

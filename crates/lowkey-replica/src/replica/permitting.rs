@@ -129,7 +129,8 @@ impl Judge<'_> {
             | Command::UpdateMember { .. }
             | Command::RemoveMember { .. }
             | Command::Invite { .. }
-            | Command::Access(_) => self.may(caller, Verb::Admin, On::Everything),
+            | Command::Access(_)
+            | Command::SetBackupSchedule(_) => self.may(caller, Verb::Admin, On::Everything),
             // Only a leader proposes these, and asks nobody.
             Command::CancelWait { .. }
             | Command::Expire { .. }
@@ -203,7 +204,7 @@ impl Judge<'_> {
                 }
             }
             Query::Revision => self.state.access().knows(caller).map_err(Failure::Denied),
-            Query::Access => self.may(caller, Verb::Admin, On::Everything),
+            Query::Access | Query::BackupSchedule => self.may(caller, Verb::Admin, On::Everything),
         }
     }
 }

@@ -44,7 +44,8 @@ impl Requests {
             | Command::RemoveMember { .. }
             | Command::EndQuarantine
             | Command::Invite { .. }
-            | Command::Access(_) => return Ok(()),
+            | Command::Access(_)
+            | Command::SetBackupSchedule(_) => return Ok(()),
         };
         if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command
             && committed.applied.reply.is_ok()

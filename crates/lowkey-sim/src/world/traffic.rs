@@ -342,6 +342,7 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
         | Command::Invite { .. }
-        | Command::Access(_) => None,
+        | Command::Access(_)
+        | Command::SetBackupSchedule(_) => None,
     }
 }

@@ -70,6 +70,8 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::RemoveMember { name, .. }) => format!("remove_member({name})"),
         Ok(Command::Access(change)) => format!("access({change:?})"),
         Ok(Command::Invite { invitation, .. }) => format!("invite({})", invitation.0[0]),
+        Ok(Command::SetBackupSchedule(None)) => "set_backups(flags)".to_owned(),
+        Ok(Command::SetBackupSchedule(Some(_))) => "set_backups".to_owned(),
         Ok(Command::EndQuarantine) => "end_quarantine".to_owned(),
         Err(_) => "members".to_owned(),
     }
@@ -129,6 +131,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("not current, {other}as of {revision}")
         }
         Ok(Response::Access(_)) => "access".to_owned(),
+        Ok(Response::BackupSchedule(_)) => "how backups are made".to_owned(),
         Ok(Response::Revision(revision)) => format!("revision {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::QuorumAtRisk { answering, voters }) => {
@@ -177,6 +180,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::MemberAdded { member } => format!("member {member}"),
         Reply::MemberRemoved { member } => format!("member {member} is registered no longer"),
         Reply::AccessChanged => "access changed".to_owned(),
+        Reply::BackupScheduleSet => "backups are set".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "quarantine ended".to_owned(),
     }
