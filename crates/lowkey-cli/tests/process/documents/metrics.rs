@@ -107,6 +107,7 @@ fn the_guide_for_operators_has_every_metric_and_the_dashboard_asks_for_no_other(
     let mut documented: BTreeSet<String> = rows.map(|name| format!("lowkey_{name}")).collect();
     // Only where a node keeps to a plan: see the tests of backups.
     assert!(documented.remove("lowkey_backup_age_seconds"));
+    assert!(documented.remove("lowkey_backup_every_seconds"));
     for name in ONLY_WITH_TLS {
         assert!(documented.remove(name), "{name} is not in the guide");
     }
