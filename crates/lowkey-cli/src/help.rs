@@ -396,6 +396,16 @@ const HELP: &[Help] = &[
         page: "docs/operate/backups.md",
     },
     Help {
+        command: "backup schedule",
+        examples: &[
+            "lowkey backup schedule",
+            "lowkey backup schedule --to s3://backups/lowkey --every 10m --keep 48",
+            "lowkey backup schedule --off",
+        ],
+        commands: "backup create, server",
+        page: "docs/operate/backups.md",
+    },
+    Help {
         command: "backup restore",
         examples: &["lowkey backup restore --from s3://backups/lowkey --data-dir ./data"],
         commands: "backup list, recover",

@@ -280,7 +280,7 @@ fn parse_cluster_size(text: &str) -> Result<usize, String> {
 }
 
 /// More often than that would be one after the other.
-fn parse_backup_every(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_backup_every(text: &str) -> Result<Duration, String> {
     let every = parse_duration(text)?;
     (every >= Duration::from_secs(1)).then_some(every).ok_or_else(|| "must be at least 1s".to_owned())
 }

@@ -1,8 +1,11 @@
-//! Backups: for operators.
+//! Backups and their schedule: for operators.
 
 use std::time::Duration;
 
-use lowkey_api::v1::{CreateBackupRequest, CreateBackupResponse};
+use lowkey_api::v1::{
+    CreateBackupRequest, CreateBackupResponse, GetBackupScheduleRequest, GetBackupScheduleResponse,
+    SetBackupScheduleRequest,
+};
 
 use crate::client::{Client, Effect};
 use crate::error::Error;
@@ -34,5 +37,30 @@ impl Client {
                 client.create_backup(request).await
             })
             .await
+    }
+
+    /// The schedule of backups that is in force, where it comes from, and how the leader does with it.
+    pub async fn backup_schedule(&self) -> Result<GetBackupScheduleResponse, Error> {
+        let request = GetBackupScheduleRequest {};
+        self.inner
+            .unary(Effect::None, &request, |mut client, request| async move {
+                client.get_backup_schedule(request).await
+            })
+            .await
+    }
+
+    /// Sets the schedule of backups for the whole cluster, in place of the one that was set before. The leader keeps to it
+    /// at once.
+    ///
+    /// Fails with the reason `BACKUP_NOT_ALLOWED` if the node that is asked may not write there at a client's wish.
+    pub async fn set_backup_schedule(&self, schedule: SetBackupScheduleRequest) -> Result<(), Error> {
+        let request = SetBackupScheduleRequest { request_id: random::request_id(), ..schedule };
+        // It is replaced as a whole: to ask twice is to ask once.
+        self.inner
+            .unary(Effect::None, &request, |mut client, request| async move {
+                client.set_backup_schedule(request).await
+            })
+            .await?;
+        Ok(())
     }
 }

@@ -93,8 +93,8 @@ pub use watch::{Observation, Observations, Watch};
 pub mod api {
     pub use lowkey_api::v1::{
         AccessGrant, AuditGap, AuditedGrant, CheckTokenResponse, CreateBackupResponse, EventType,
-        ExplainResponse, GetLeaseResponse, GetLockResponse, GetStatusResponse, Lease, LeaseGrant, LeaseWait,
-        LockHolder, LockWaiter, Member, Mode, Principal, QueryAuditRequest, QueryAuditResponse, Scope, Stats,
-        TransferLeaderResponse, WatchEvent,
+        ExplainResponse, GetBackupScheduleResponse, GetLeaseResponse, GetLockResponse, GetStatusResponse,
+        Lease, LeaseGrant, LeaseWait, LockHolder, LockWaiter, Member, Mode, Principal, QueryAuditRequest,
+        QueryAuditResponse, Scope, SetBackupScheduleRequest, Stats, TransferLeaderResponse, WatchEvent,
     };
 }

@@ -4,6 +4,8 @@
 //! replica gives the same one. Commands will grow; a replica that meets a kind it does not know must
 //! stop, never skip it (see [`crate::encoding`]).
 
+use std::sync::Arc;
+
 use lowkey_record::GroupId;
 
 use crate::access::{AccessChange, PrincipalName, TokenId};
@@ -13,6 +15,7 @@ use crate::name::{
     InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value,
 };
+use crate::schedule::BackupSchedule;
 use crate::state::State;
 
 /// One change of the replicated state.
@@ -172,6 +175,8 @@ pub enum Command {
     Access(Box<AccessChange>),
     /// Changes which group has which names.
     Groups(Box<GroupChange>),
+    /// Sets what the cluster says of its backups; without a schedule the flags of its nodes decide.
+    SetBackupSchedule(Option<Arc<BackupSchedule>>),
 }
 
 /// Where a command has the proposer's wall clock, borrowed as the command is.
@@ -192,7 +197,8 @@ macro_rules! since_of {
             | Self::RemoveMember { .. }
             | Self::EndQuarantine
             | Self::Access(_)
-            | Self::Groups(_) => None,
+            | Self::Groups(_)
+            | Self::SetBackupSchedule(_) => None,
         }
     };
 }
@@ -225,6 +231,7 @@ impl Command {
             | Self::Invite { .. } => true,
             Self::Access(change) => change.grows(),
             Self::Groups(change) => matches!(**change, GroupChange::Plan { .. } | GroupChange::Split { .. }),
+            Self::SetBackupSchedule(schedule) => matches!(schedule.as_deref(), Some(BackupSchedule::On(_))),
             Self::RevokeLease { .. }
             | Self::Release { .. }
             | Self::CancelWait { .. }
@@ -257,7 +264,8 @@ impl Command {
             | Self::EndQuarantine
             | Self::Invite { .. }
             | Self::Access(_)
-            | Self::Groups(_) => None,
+            | Self::Groups(_)
+            | Self::SetBackupSchedule(_) => None,
         }
     }
 
@@ -471,6 +479,8 @@ pub enum Reply {
     },
     /// It is so now with the groups, or was before.
     GroupsChanged,
+    /// This is now what the cluster says of its backups, or was before.
+    BackupScheduleSet,
 }
 
 /// Why a command did nothing. Refusals are deterministic: the same command in the same state gets the same one.

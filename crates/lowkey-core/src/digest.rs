@@ -16,6 +16,7 @@ use crate::holders::Grant;
 use crate::invitation::Invitation;
 use crate::name::{InvitationHash, LeaseId, LockName, MaxHold, MemberId, OwnerId, RequestId, Ticket};
 use crate::recent::Remembered;
+use crate::schedule::BackupSchedule;
 use crate::state::{Lease, Wait};
 
 /// Raised when the same state would give another number.
@@ -47,6 +48,8 @@ pub(crate) enum DigestPart<'a> {
     Principal(&'a PrincipalName, &'a Principal),
     /// Only while it is.
     AccessRequired,
+    /// Only if there is one.
+    BackupSchedule(&'a BackupSchedule),
     /// Remembered by its owner, or by the lease that it is counted with.
     Request(Option<&'a OwnerId>, &'a RequestId, &'a Remembered),
 }
@@ -141,6 +144,11 @@ impl DigestPart<'_> {
                 }
             }
             Self::AccessRequired => mix.numbers(&[25]),
+            Self::BackupSchedule(BackupSchedule::Off) => mix.numbers(&[56]),
+            Self::BackupSchedule(BackupSchedule::On(rule)) => {
+                mix.numbers(&[57, rule.every_seconds().into(), rule.keep().into()]);
+                mix.text(rule.to());
+            }
             Self::Request(owner, request, Remembered { fingerprint, reply }) => {
                 mix.numbers(&[5, *fingerprint]);
                 mix.text(owner.map_or("", OwnerId::as_str));
@@ -225,7 +233,8 @@ impl Mix {
             | Reply::AccessChanged
             | Reply::GroupPlanned { .. }
             | Reply::GroupSplit { .. }
-            | Reply::GroupsChanged => {
+            | Reply::GroupsChanged
+            | Reply::BackupScheduleSet => {
                 unreachable!("only requests of clients that had their effect are remembered")
             }
         }

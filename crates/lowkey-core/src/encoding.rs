@@ -5,6 +5,7 @@
 //! a command of a known kind are an error, and the caller must stop rather than skip it, or replicas would diverge.
 
 use std::fmt;
+use std::sync::Arc;
 
 use prost::Message as _;
 
@@ -18,6 +19,7 @@ use crate::name::{
     Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NodeIdentity, NodeName, OwnerId,
     RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
+use crate::schedule::{BackupScheduleProto, write_schedule};
 
 /// The version of the command set that this build understands. Raised with every new kind.
 ///
@@ -25,11 +27,11 @@ use crate::name::{
 /// removed. 4: the end of a quarantine; and nodes that compare their states at checkpoints. 5: giving up an acquire is
 /// final; who released or revoked, and when a value was set. 6: nodes have keys, and come
 /// with invitations. 7: who may do what; grants that last for a limited time; when a lock was asked for is kept, and
-/// what a leader knew of a lease that ran out.
+/// what a leader knew of a lease that ran out. 8: the schedule of backups.
 ///
-/// 8 are groups: see [`GROUPS_VERSION`]. This build reads its commands, and does not say that it understands them: a
+/// 9 are groups: see [`GROUPS_VERSION`]. This build reads its commands, and does not say that it understands them: a
 /// group that is split off must be born on every node, and no node can do that yet.
-pub const COMMAND_VERSION: u32 = 7;
+pub const COMMAND_VERSION: u32 = 8;
 
 impl Command {
     /// The command set that a node must understand to carry it out. It is proposed only when every member
@@ -37,6 +39,7 @@ impl Command {
     pub fn version(&self) -> u32 {
         match self {
             Self::Groups(_) => GROUPS_VERSION,
+            Self::SetBackupSchedule(_) => 8,
             Self::Access(_) => 7,
             // A limit is never left out: who asked for it counts on it.
             Self::Acquire { max_hold: Some(_), .. } | Self::EndHolds { .. } => 7,
@@ -102,7 +105,7 @@ const HEAD_BYTES_MAX: usize = 11;
 struct CommandProto {
     #[prost(
         oneof = "Kind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32, 40, 41, 42, 43"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 24, 25, 26, 27, 28, 29, 30, 31, 32, 40, 41, 42, 43, 56"
     )]
     kind: Option<Kind>,
 }
@@ -159,6 +162,8 @@ enum Kind {
     RecordGroup(GroupProto),
     #[prost(message, tag = "43")]
     Drain(GroupProto),
+    #[prost(message, tag = "56")]
+    SetBackupSchedule(BackupScheduleProto),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -411,6 +416,7 @@ impl Command {
             Self::Access(change) => change.number(),
             Self::EndHolds { .. } => 32,
             Self::Groups(change) => change.number(),
+            Self::SetBackupSchedule(_) => 56,
         }
     }
 
@@ -545,6 +551,7 @@ impl Command {
             Kind::Split(proto) => Self::group_change(41, proto)?,
             Kind::RecordGroup(proto) => Self::group_change(42, proto)?,
             Kind::Drain(proto) => Self::group_change(43, proto)?,
+            Kind::SetBackupSchedule(proto) => Self::SetBackupSchedule(proto.decode()?.map(Arc::new)),
         })
     }
 }
@@ -679,6 +686,7 @@ impl<'a> MessagePart for Content<'a> {
             Command::EndQuarantine => {}
             Command::Access(change) => change.write(fields),
             Command::Groups(change) => change.write(fields),
+            Command::SetBackupSchedule(schedule) => write_schedule(schedule.as_deref(), fields),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 fields.bytes(1, &invitation.0);
                 fields.number(2, *lifetime_seconds);

@@ -26,6 +26,7 @@ pub mod limits;
 mod name;
 mod paths;
 mod recent;
+mod schedule;
 mod snapshot;
 mod state;
 
@@ -52,6 +53,7 @@ pub use name::{
     ClusterId, Holds, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, NamePrefix,
     NodeIdentity, NodeName, OwnerId, RequestId, Ticket, Token, Ttl, Value, WaitTime, max_hold_seconds,
 };
+pub use schedule::{BackupRule, BackupSchedule};
 pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use state::{
     CountersSpent, FirstMembers, FirstNumbers, GrantView, Lease, LeaseView, LockView, NewBeginning, State,

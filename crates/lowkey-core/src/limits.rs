@@ -52,6 +52,12 @@ pub const PRINCIPAL_NAME_BYTES_MAX: usize = 128;
 pub const CERTIFICATE_NAME_BYTES_MAX: usize = 256;
 /// Longest `host:port` that a node may advertise, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
+/// Longest URL of a store for backups, in bytes.
+pub const BACKUP_URL_BYTES_MAX: usize = 1024;
+/// Longest time from one backup to the next: 31 days.
+pub const BACKUP_EVERY_SECONDS_MAX: u32 = 2_678_400;
+/// Backups of a cluster that may be kept.
+pub const BACKUP_KEEP_MAX: u32 = 100_000;
 /// Waiters that one lock may have at a time.
 pub const WAITERS_PER_LOCK_MAX: usize = 10_000;
 /// Waits that one `CancelWait` entry may name, so that no log entry grows without bound.

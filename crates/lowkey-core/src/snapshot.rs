@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use prost::{Message, encoding};
 
@@ -28,17 +29,18 @@ use crate::name::{
     OwnerId, RequestId, Ticket, Token, Ttl, Value, max_hold_seconds,
 };
 use crate::recent::Remembered;
+use crate::schedule::BackupScheduleProto;
 use crate::state::{Claimed, Lease, State, Wait};
 
 /// The version of the snapshot's format. Raised when an older reader would misread it.
 ///
 /// 2: waits, and grants with modes, scopes and values; a snapshot of version 1 has none of these. 3: quarantine. 4: keys
 /// of nodes, and invitations. 5: who may do what; grants that last for a limited time; when locks were asked for; the epoch. 6:
-/// the group's place among others.
-pub const SNAPSHOT_VERSION: u32 = 6;
+/// the schedule of backups. 7: the group's place among others.
+pub const SNAPSHOT_VERSION: u32 = 7;
 
 /// What a snapshot is written as. A reader that does not know of quarantine would grant, and one that does not know of
-/// keys, invitations and limits would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
+/// keys, invitations, limits and schedules would lose them: only with these is it of a newer version. All other snapshots stay as they were, so that nodes
 /// of before can read them while a cluster is upgraded, and replicas of both hash alike.
 fn version_of(state: &State) -> u32 {
     let keeps_asked = state.grants().any(|(_, grant)| grant.asked_unix_ms != 0)
@@ -46,6 +48,8 @@ fn version_of(state: &State) -> u32 {
     let has_limits = !state.limited.is_empty() || state.waits.values().any(|wait| wait.max_hold.is_some());
     if state.place.is_some() {
         SNAPSHOT_VERSION
+    } else if state.backup_schedule().is_some() {
+        6
     } else if keeps_asked || has_limits || state.epoch.is_some() || !state.access().is_empty() {
         5
     } else if state.members.values().any(|node| node.key_hash.is_some()) || !state.invitations.is_empty() {
@@ -148,6 +152,8 @@ const WAITS: u32 = 11;
 const INVITATIONS: u32 = 20;
 /// Behind the invitations.
 const PRINCIPALS: u32 = 24;
+/// Behind `access_required`, and only if there is one.
+const BACKUP_SCHEDULE: u32 = 56;
 
 fn write_parts<M: Message>(bytes: &mut Vec<u8>, kind: u32, parts: impl Iterator<Item = M>) {
     parts.for_each(|part| encoding::message::encode(kind, &part, bytes));
@@ -346,6 +352,8 @@ impl State {
         let place = self.place.as_ref().map(|place| PlaceProto::from(&**place));
         let tail = HeadProto { access_required: self.access().is_required(), place, ..HeadProto::default() };
         bytes.extend(tail.encode_to_vec());
+        let schedule = self.backup_schedule().into_iter();
+        write_parts(&mut bytes, BACKUP_SCHEDULE, schedule.map(|known| BackupScheduleProto::from(&**known)));
         bytes
     }
 
@@ -394,6 +402,7 @@ impl State {
         read_parts(bytes, INVITATIONS, |invitation| state.restore_invitation(&invitation))?;
         read_parts(bytes, PRINCIPALS, |principal| state.restore_principal(&principal))?;
         state.require_access(head.access_required && !mutants::SNAPSHOT_WITHOUT_THE_SWITCH.is_active());
+        read_parts(bytes, BACKUP_SCHEDULE, |schedule| state.restore_backup_schedule(schedule))?;
         state.check_queues()?;
         if let Some(place) = &head.place {
             state.restore_place(place)?;
@@ -631,6 +640,19 @@ impl State {
         Ok(())
     }
 
+    fn restore_backup_schedule(&mut self, proto: BackupScheduleProto) -> Result<(), SnapshotError> {
+        if self.backup_schedule().is_some() {
+            return malformed("the schedule of backups is there twice");
+        }
+        let Some(schedule) = proto.decode()? else {
+            return malformed("the schedule of backups is empty");
+        };
+        if !mutants::SNAPSHOT_WITHOUT_THE_SCHEDULE.is_active() {
+            self.set_backup_schedule(Some(Arc::new(schedule)));
+        }
+        Ok(())
+    }
+
     fn restore_invitation(&mut self, proto: &InvitationProto) -> Result<(), SnapshotError> {
         let Some(hash) = decode_hash(&proto.hash)?.map(InvitationHash) else {
             return malformed("an invitation has no hash");
@@ -746,7 +768,8 @@ fn request_proto(owner: Option<&OwnerId>, request: &RequestId, remembered: &Reme
         | Reply::AccessChanged
         | Reply::GroupPlanned { .. }
         | Reply::GroupSplit { .. }
-        | Reply::GroupsChanged => {
+        | Reply::GroupsChanged
+        | Reply::BackupScheduleSet => {
             unreachable!("only requests of clients that had their effect are remembered")
         }
     };

@@ -39,6 +39,7 @@ use crate::name::{
 };
 use crate::paths::Paths;
 use crate::recent::Recent;
+use crate::schedule::BackupSchedule;
 
 pub(crate) use self::check::Claimed;
 
@@ -55,7 +56,7 @@ pub use self::read::{GrantView, LeaseView, LockView, WaitView};
 /// - `limited` has exactly the grants that have a limit.
 /// - The request of a wait is remembered nowhere yet.
 /// - No two grants ever have the same token; a later grant has the higher one.
-/// - `digest` is that of all leases, grants, waits, members, invitations and principals.
+/// - `digest` is that of all leases, grants, waits, members, invitations and principals, and of the schedule of backups.
 /// - The key of a member never changes, and an invitation lets in one node.
 /// - No lease id and no member id is ever given twice.
 /// - In quarantine nothing is held or waited for.
@@ -96,6 +97,8 @@ pub struct State {
     pub(crate) epoch: Option<Epoch>,
     /// Where the group stands among others; nothing if it is the only one. See `groups.rs`.
     pub(crate) place: Option<Box<Place>>,
+    /// What the cluster says of its backups: see `schedule.rs`.
+    pub(crate) backup_schedule: Option<Arc<BackupSchedule>>,
 }
 
 /// A client's presence.
@@ -210,6 +213,7 @@ impl State {
             quarantine: false,
             epoch: None,
             place: None,
+            backup_schedule: None,
         }
     }
 

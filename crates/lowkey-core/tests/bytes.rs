@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use lowkey_core::{
-    AcquireWith, Command, DIGEST_VERSION, DecodeError, GrantRef, HoldRef, InvitationHash, KeyHash, LeaseId,
-    LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester,
-    Scope, Silence, State, Ticket, Token, Ttl, Value,
+    AcquireWith, BackupRule, BackupSchedule, Command, DIGEST_VERSION, DecodeError, GrantRef, HoldRef,
+    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName,
+    OwnerId, RequestId, Requester, Scope, Silence, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, proptest};
 use proptest::sample::Index;
@@ -77,6 +78,14 @@ fn node() -> impl Strategy<Value = NodeInfo> {
             key_hash: key_hash.map(KeyHash),
         },
     )
+}
+
+fn backup_schedule() -> impl Strategy<Value = BackupSchedule> {
+    let rule = ("(s3|gs|az)://[a-z]{1,8}(/[!-~]{1,8}){0,2}", 1..=2_678_400i64, 1..=100_000i64);
+    prop_oneof![
+        Just(BackupSchedule::Off),
+        rule.prop_map(|(to, every, keep)| BackupSchedule::On(BackupRule::parse(&to, every, keep).unwrap())),
+    ]
 }
 
 fn command() -> impl Strategy<Value = Command> {
@@ -182,6 +191,7 @@ fn command() -> impl Strategy<Value = Command> {
         (node(), option::of(number().prop_map(MemberId)))
             .prop_map(|(node, member)| Command::RemoveMember { name: node.name, member }),
         Just(Command::EndQuarantine),
+        option::of(backup_schedule()).prop_map(|schedule| Command::SetBackupSchedule(schedule.map(Arc::new))),
     ]
 }
 
@@ -421,4 +431,19 @@ fn quarantine_of_version_4_is_read_as_it_was_written() {
     assert_eq!((&end, end.encode()), (&Command::EndQuarantine, commands[0].clone()));
     state.apply(state.revision() + 1, 1, &end).reply.unwrap();
     assert!(!state.is_in_quarantine());
+}
+
+#[test]
+fn schedules_of_version_8_are_read_as_they_were_written() {
+    let version_8 = written(include_str!("formats/version-8-schedule"));
+    let snapshot = version_8.snapshot.clone();
+    let state = is_read_as_it_was_written(version_8);
+    assert_eq!(state.encode_snapshot(), snapshot, "this is the version that is written");
+    let rule = BackupRule::parse("s3://backups/lowkey", 600, 48).unwrap();
+    assert_eq!(state.backup_schedule(), Some(&Arc::new(BackupSchedule::On(rule))));
+    assert_eq!(
+        (DIGEST_VERSION, state.digest()),
+        (1, 4_864_941_970_007_442_831),
+        "replicas of other builds compare this"
+    );
 }

@@ -28,6 +28,7 @@
 //! - `add_token NAME 0..255 [hash=0..255]`, `revoke_token 0..255`
 //! - `grant NAME PATH VERB…`, `revoke_grant NAME PATH VERB…`, `require true|false`
 //! - `plan GROUP`, `split AT child=GROUP`, `record GROUP AT child=GROUP`, `drain [AT]`: how groups change
+//! - `set_backups on|off|flags [to=URL] [every=SECONDS] [keep=N]`: the schedule of backups
 //! - `noop`: an entry without a command
 //!
 //! What can grant a lock takes `since=MS` too: the proposer's wall clock.
@@ -48,9 +49,10 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use lowkey_core::{
-    AccessChange, AcquireWith, Applied, Boundary, COMMAND_VERSION, Cause, CertificateName, Change,
+    AccessChange, AcquireWith, Applied, BackupRule, BackupSchedule, Boundary, COMMAND_VERSION, Cause, CertificateName, Change,
     ChangeKind, ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, GroupChange,
     GroupId, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode,
     NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId,
@@ -291,6 +293,15 @@ enum Entry {
         #[arg(optional)]
         from: Option<String>,
     },
+    SetBackups {
+        how: String,
+        #[arg(key, optional)]
+        to: String,
+        #[arg(key, optional)]
+        every: i64,
+        #[arg(key, optional)]
+        keep: i64,
+    },
 }
 
 impl Entry {
@@ -457,6 +468,15 @@ impl Entry {
             Self::Drain { from } => {
                 let from = from.map(|from| Boundary::parse(&from)).transpose()?;
                 Command::groups(GroupChange::Drain { from })
+            }
+            Self::SetBackups { how, to, every, keep } => {
+                let schedule = match how.as_str() {
+                    "flags" => None,
+                    "off" => Some(BackupSchedule::Off),
+                    "on" => Some(BackupSchedule::On(BackupRule::parse(&to, every, keep)?)),
+                    other => return Err(format!("no such schedule: {other}").into()),
+                };
+                Command::SetBackupSchedule(schedule.map(Arc::new))
             }
             Self::RemoveMember { name, member } => {
                 Command::RemoveMember { name: NodeName::parse(&name)?, member: member.map(MemberId) }
@@ -682,6 +702,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::GroupSplit { child } => format!("split, the rest is group {child}"),
         Reply::GroupsChanged => "groups are so now".into(),
         Reply::AccessChanged => "access is so now".into(),
+        Reply::BackupScheduleSet => "backups are so now".into(),
     }
 }
 
@@ -969,6 +990,14 @@ fn dump(state: &State, audits: bool) -> Result<String, Box<dyn Error>> {
     }
     if state.access().is_required() {
         writeln!(output, "access is required")?;
+    }
+    match state.backup_schedule().map(|schedule| &**schedule) {
+        None => {}
+        Some(BackupSchedule::Off) => writeln!(output, "backups: none")?,
+        Some(BackupSchedule::On(rule)) => {
+            let (to, every, keep) = (rule.to(), rule.every_seconds(), rule.keep());
+            writeln!(output, "backups: to {to}, every {every} s, {keep} are kept")?;
+        }
     }
     Ok(output)
 }

@@ -492,3 +492,21 @@ fn an_acquire_with_neither_lease_nor_ttl_does_not_come_in_through_the_log() {
 fn an_empty_entry_is_no_command() {
     assert_eq!(Command::decode(&[]), Err(DecodeError::UnknownKind));
 }
+
+#[test]
+fn schedules_of_backups_that_cannot_be_are_refused() {
+    let on = wire::BackupScheduleWire { to: "s3://b".into(), every_seconds: 600, keep: 48, is_off: false };
+    let mut snapshot = sound();
+    (snapshot.version, snapshot.backup_schedule) = (6, vec![on.clone()]);
+    let state = State::decode_snapshot(&snapshot.encode_to_vec()).unwrap();
+    assert_eq!(state.encode_snapshot(), snapshot.encode_to_vec());
+    let bad = |schedules: Vec<wire::BackupScheduleWire>| {
+        refused(|snapshot| snapshot.backup_schedule = schedules.clone())
+    };
+    assert!(bad(vec![on.clone(), on.clone()]).contains("there twice"));
+    assert!(bad(vec![wire::BackupScheduleWire::default()]).contains("is empty"));
+    assert!(bad(vec![wire::BackupScheduleWire { is_off: true, ..on.clone() }]).contains("off and on"));
+    assert!(
+        bad(vec![wire::BackupScheduleWire { to: "s3://key:secret@b".into(), ..on }]).contains("credentials")
+    );
+}

@@ -140,6 +140,7 @@ proptest! {
                 .map(|(hash, known)| (hash, known.expires_unix_ms, known.used_by))
                 .collect();
             prop_assert_eq!(&invitations, &model.invitations);
+            prop_assert_eq!(state.backup_schedule(), model.backup_schedule.as_ref());
 
             // Reading also finds two holders in each other's way, and somebody who waits for nothing.
             prop_assert_eq!(State::decode_snapshot(&state.encode_snapshot()), Ok(state.clone()));
@@ -231,7 +232,8 @@ proptest! {
                             | Reply::AccessChanged
                             | Reply::GroupPlanned { .. }
                             | Reply::GroupSplit { .. }
-                            | Reply::GroupsChanged,
+                            | Reply::GroupsChanged
+                            | Reply::BackupScheduleSet,
                         ) => {
                             prop_assert_eq!(&applied.events, &[]);
                         }
@@ -657,7 +659,8 @@ fn within(command: &Command, state: &State) -> Option<((Within, RequestId), bool
         | Command::EndQuarantine
         | Command::Invite { .. }
         | Command::Access(_)
-        | Command::Groups(_) => None,
+        | Command::Groups(_)
+        | Command::SetBackupSchedule(_) => None,
     }
 }
 
@@ -727,6 +730,7 @@ fn the_random_histories_meet_every_outcome() {
         "node name taken",
         "node not found",
         "not owner",
+        "schedule of backups set",
         "stale token",
         "value set",
         "waiting",
@@ -852,6 +856,7 @@ fn outcome(
         }
         Some(Err(Refusal::Split(_) | Refusal::Draining { .. })) => "groups not changed",
         Some(Ok(Reply::AccessChanged)) => "access changed",
+        Some(Ok(Reply::BackupScheduleSet)) => "schedule of backups set",
         Some(Err(
             Refusal::PrincipalNotFound { .. }
             | Refusal::TokenNotFound { .. }

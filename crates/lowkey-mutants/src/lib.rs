@@ -146,6 +146,7 @@ mutants! {
     ANYBODYS_LEASES_ARE_TOUCHED: ByScenario, "anybody's leases are touched";
     A_REVOKED_TOKEN_GOES_ON: ByScenario, "a revoked token goes on";
     SNAPSHOT_WITHOUT_THE_SWITCH: ByScenario, "snapshot without the switch";
+    SNAPSHOT_WITHOUT_THE_SCHEDULE: ByScenario, "snapshot without the schedule";
     THE_LEADER_BELIEVES_WHO_FORWARDS: ByScenario, "the leader believes who forwards";
     // Replicas that drift apart.
     A_MINORITY_GOES_ON: ByScenario, "a minority goes on";

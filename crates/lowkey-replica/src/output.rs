@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use lowkey_core::{
-    Access, Change, Denied, EndedGrant, GrantView, Holder, InTheWay, LeaseId, LeaseView, LockName, LockView,
-    MemberId, NodeName, Refusal, Reply, Ttl, WaitView,
+    Access, BackupSchedule, Change, Denied, EndedGrant, GrantView, Holder, InTheWay, LeaseId, LeaseView,
+    LockName, LockView, MemberId, NodeName, Refusal, Reply, Ttl, WaitView,
 };
 use lowkey_record::Record;
 use raft::eraftpb;
@@ -183,6 +183,8 @@ pub enum Response {
     Revision(u64),
     /// Who may do what.
     Access(Arc<Access>),
+    /// What the cluster says of its backups; nothing if the flags of its nodes decide.
+    BackupSchedule(Option<Arc<BackupSchedule>>),
     /// This member leads.
     Leads {
         /// Which.

@@ -69,6 +69,8 @@ pub enum Query {
     Revision,
     /// Who may do what.
     Access,
+    /// What the cluster says of its backups.
+    BackupSchedule,
 }
 
 /// How long leases live if they are not renewed, in ms, by lease. Only a leader knows, so an answer that may be
@@ -163,6 +165,7 @@ pub(crate) fn answer(
         }
         Query::Revision => Response::Revision(revision),
         Query::Access => Response::Access(Arc::clone(state.access())),
+        Query::BackupSchedule => Response::BackupSchedule(state.backup_schedule().cloned()),
     })
 }
 

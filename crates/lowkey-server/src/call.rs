@@ -241,6 +241,23 @@ macro_rules! calls {
                     http: { POST "/v1/cluster/backups" r#"{"to":"file:///var/backups/lowkey"}"# }
                     session: {}
                 }
+                // Tells by which schedule backups are made. The leader is asked with ReadBackupSchedule, and how it does.
+                GetBackupSchedule(v1::GetBackupScheduleRequest) -> v1::GetBackupScheduleResponse {
+                    node: { changes: false, place: Root, needs: admin }
+                    grpc: { get_backup_schedule }
+                    http: { GET "/v1/cluster/backups/schedule" "" }
+                    session: {}
+                }
+                // Sets the schedule of backups. Idempotent: it is replaced as a whole.
+                SetBackupSchedule(v1::SetBackupScheduleRequest) -> v1::SetBackupScheduleResponse {
+                    node: { number: 55, changes: true, place: Root, needs: admin, id: request_id }
+                    grpc: { set_backup_schedule }
+                    http: {
+                        POST "/v1/cluster/backups/schedule"
+                        r#"{"to":"file:///var/backups/lowkey","everySeconds":600,"keep":48}"#
+                    }
+                    session: {}
+                }
                 // Transfers the lead to a node. Idempotent: asking again for what has happened is harmless.
                 TransferLeader(v1::TransferLeaderRequest) -> v1::TransferLeaderResponse {
                     node: { number: 13, changes: false, place: Root, needs: admin, id: request_id }
@@ -403,6 +420,13 @@ macro_rules! calls {
                 // Between nodes: access is to be required, or not any more.
                 SetRequired(proto::SetRequiredRequest) -> proto::AccessChanged {
                     node: { number: 36, changes: true, place: Root, needs: access_admin }
+                    grpc: {}
+                    http: {}
+                    session: {}
+                }
+                // Between nodes: what the cluster says of its backups.
+                ReadBackupSchedule(proto::ReadBackupScheduleRequest) -> v1::GetBackupScheduleResponse {
+                    node: { number: 56, changes: false, place: Root, needs: admin }
                     grpc: {}
                     http: {}
                     session: {}

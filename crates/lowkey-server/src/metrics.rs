@@ -411,7 +411,7 @@ impl Observed {
         gauge(encoder, "audit_bytes", "What the audit's files take", standing.bytes)
     }
 
-    /// Backups that this node made; and, where it leads and keeps to a plan, the age of the newest.
+    /// Backups that this node made; and, where it leads and keeps to a plan, how often, and the age of the newest.
     fn encode_backups(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let (made, failed) = (&self.backups.made, &self.backups.failed);
         counter(
@@ -421,6 +421,9 @@ impl Observed {
             made.load(Ordering::Relaxed),
         )?;
         counter(encoder, "backups_failed", "Backups that could not be made", failed.load(Ordering::Relaxed))?;
+        if let Some(every) = self.backups.every_seconds() {
+            gauge(encoder, "backup_every_seconds", "The time from one backup to the next", every)?;
+        }
         match self.backups.newest_age_seconds() {
             Some(age) => gauge(encoder, "backup_age_seconds", "The age of the newest good backup", age),
             None => Ok(()),

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::audit::Audit;
-use crate::backups::Backups;
+use crate::backups::{Backups, Bounds};
 use crate::config::Config;
 use crate::dial::Dialer;
 use crate::edge::budget::Budget;
@@ -370,7 +370,9 @@ fn run(
     let budget = Arc::new(Budget::new(config.limits.memory));
     let audit = Audit::start(config.audit, &directory.path, cluster, applied).map_err(no_thread)?;
     let identity = (cluster, info.name.to_string());
-    let backups = Backups::start(config.backup.clone(), identity, lanes.clone(), stopping.subscribe());
+    let trusts_network = config.insecure || listens_on_loopback(&config);
+    let bounds = Bounds { flags: config.backup.clone(), trusts_network };
+    let backups = Backups::start(bounds, identity, lanes.clone(), stopping.subscribe());
     let backups = backups.map_err(no_thread)?;
     let observed = Observed {
         lanes: lanes.clone(),
@@ -400,7 +402,7 @@ fn run(
         stopping,
         parting: watch::Sender::new(false),
         renewed_together: AtomicUsize::new(0),
-        trusts_network: config.insecure || listens_on_loopback(&config),
+        trusts_network,
     });
     let join = config.join.clone();
     let memory = &directory.node.forming;

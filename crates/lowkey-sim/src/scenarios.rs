@@ -26,6 +26,7 @@ mod removal;
 mod renewal_at_expiry;
 mod restore;
 mod rounds;
+mod schedule;
 mod script;
 mod slow;
 mod snapshot_crash;
@@ -116,6 +117,7 @@ pub const ALL: &[Scenario] = &[
     },
     story("access_is_required", access::is_required),
     story("access_must_stay_so", access::must_stay_so),
+    story("a_schedule_of_backups_stays", schedule::stays),
     story("an_invitation_is_shown_again", invitation::shown_again),
     story("an_invitation_is_shown_too_late", invitation::too_late),
     story("machines_form_a_cluster_in_every_order", forming::in_every_order),

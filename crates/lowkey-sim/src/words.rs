@@ -86,6 +86,7 @@ fn query_words(query: &Query) -> String {
         Query::Leases { .. } => "list the leases".to_owned(),
         Query::Revision => "say how far the log goes".to_owned(),
         Query::Access => "say who may do what".to_owned(),
+        Query::BackupSchedule => "say how backups are made".to_owned(),
     }
 }
 
@@ -138,6 +139,7 @@ pub(crate) fn command_words(command: &Command) -> String {
         Command::Groups(change) => format!("change the groups: {change:?}"),
         Command::Access(change) => format!("change who may do what: {change:?}"),
         Command::Invite { invitation, .. } => format!("make invitation {}", invitation.0[0]),
+        Command::SetBackupSchedule(schedule) => format!("set how backups are made: {schedule:?}"),
         Command::EndQuarantine => "grant locks again".to_owned(),
     }
 }
@@ -198,6 +200,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("{who}, as of entry {revision}")
         }
         Ok(Response::Access(_)) => "who may do what".to_owned(),
+        Ok(Response::BackupSchedule(_)) => "how backups are made".to_owned(),
         Ok(Response::Revision(revision)) => format!("up to entry {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::Refused(refusal)) => refusal_words(refusal),
@@ -271,7 +274,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::GroupPlanned { group } => format!("done, it may be group {group}"),
         Reply::GroupSplit { child } => format!("done, the rest is group {child}"),
         Reply::GroupsChanged => "done, it is so".to_owned(),
-        Reply::AccessChanged => "done, it is so".to_owned(),
+        Reply::AccessChanged | Reply::BackupScheduleSet => "done, it is so".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("done, until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "done".to_owned(),
     }

@@ -66,6 +66,7 @@ scenarios! {
     ten_thousand_leases_expire_in_one_tick
     access_is_required
     access_must_stay_so
+    a_schedule_of_backups_stays
     an_invitation_is_shown_again
     an_invitation_is_shown_too_late
     machines_form_a_cluster_in_every_order

@@ -5997,6 +5997,277 @@ func (x *CreateBackupResponse) GetTookMs() uint64 {
 	return 0
 }
 
+type GetBackupScheduleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBackupScheduleRequest) Reset() {
+	*x = GetBackupScheduleRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBackupScheduleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBackupScheduleRequest) ProtoMessage() {}
+
+func (x *GetBackupScheduleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBackupScheduleRequest.ProtoReflect.Descriptor instead.
+func (*GetBackupScheduleRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{66}
+}
+
+type GetBackupScheduleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where backups go. Empty: none are made by themselves.
+	To string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	// The time from one to the next; 0 if none are made.
+	EverySeconds int64 `protobuf:"varint,2,opt,name=every_seconds,json=everySeconds,proto3" json:"every_seconds,omitempty"`
+	// How many of the cluster are kept; 0 if none are made.
+	Keep int32 `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
+	// The cluster was told to make none.
+	Off bool `protobuf:"varint,4,opt,name=off,proto3" json:"off,omitempty"`
+	// The cluster was told nothing: this is what the leader's flags say.
+	FromFlags bool `protobuf:"varint,5,opt,name=from_flags,json=fromFlags,proto3" json:"from_flags,omitempty"`
+	// The leader, which keeps to it; empty if its own report is missing.
+	LeaderId string `protobuf:"bytes,6,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	// When the newest one was made that could be read back, by the leader's clock; 0 while it knows of none.
+	NewestUnixMs uint64 `protobuf:"varint,7,opt,name=newest_unix_ms,json=newestUnixMs,proto3" json:"newest_unix_ms,omitempty"`
+	// Why the leader makes none, or could not make the last one; empty if all is well.
+	Problem       string `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBackupScheduleResponse) Reset() {
+	*x = GetBackupScheduleResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBackupScheduleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBackupScheduleResponse) ProtoMessage() {}
+
+func (x *GetBackupScheduleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBackupScheduleResponse.ProtoReflect.Descriptor instead.
+func (*GetBackupScheduleResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *GetBackupScheduleResponse) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *GetBackupScheduleResponse) GetEverySeconds() int64 {
+	if x != nil {
+		return x.EverySeconds
+	}
+	return 0
+}
+
+func (x *GetBackupScheduleResponse) GetKeep() int32 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+func (x *GetBackupScheduleResponse) GetOff() bool {
+	if x != nil {
+		return x.Off
+	}
+	return false
+}
+
+func (x *GetBackupScheduleResponse) GetFromFlags() bool {
+	if x != nil {
+		return x.FromFlags
+	}
+	return false
+}
+
+func (x *GetBackupScheduleResponse) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *GetBackupScheduleResponse) GetNewestUnixMs() uint64 {
+	if x != nil {
+		return x.NewestUnixMs
+	}
+	return 0
+}
+
+func (x *GetBackupScheduleResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+// One of to, off and from_flags. It replaces what was set before.
+type SetBackupScheduleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where backups go: a URL such as s3://BUCKET/FOLDER or file:///FOLDER, without credentials.
+	To string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	// The time from one to the next, up to 31 days. 0: ten minutes.
+	EverySeconds int64 `protobuf:"varint,2,opt,name=every_seconds,json=everySeconds,proto3" json:"every_seconds,omitempty"`
+	// How many of the cluster are kept, up to 100000. 0: 48.
+	Keep int32 `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
+	// Make none, whatever the flags of nodes say.
+	Off bool `protobuf:"varint,4,opt,name=off,proto3" json:"off,omitempty"`
+	// Forget the setting: the flags of each node decide.
+	FromFlags bool `protobuf:"varint,5,opt,name=from_flags,json=fromFlags,proto3" json:"from_flags,omitempty"`
+	// Names the call in errors. To repeat it is always safe.
+	RequestId     string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBackupScheduleRequest) Reset() {
+	*x = SetBackupScheduleRequest{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBackupScheduleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBackupScheduleRequest) ProtoMessage() {}
+
+func (x *SetBackupScheduleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBackupScheduleRequest.ProtoReflect.Descriptor instead.
+func (*SetBackupScheduleRequest) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *SetBackupScheduleRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *SetBackupScheduleRequest) GetEverySeconds() int64 {
+	if x != nil {
+		return x.EverySeconds
+	}
+	return 0
+}
+
+func (x *SetBackupScheduleRequest) GetKeep() int32 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+func (x *SetBackupScheduleRequest) GetOff() bool {
+	if x != nil {
+		return x.Off
+	}
+	return false
+}
+
+func (x *SetBackupScheduleRequest) GetFromFlags() bool {
+	if x != nil {
+		return x.FromFlags
+	}
+	return false
+}
+
+func (x *SetBackupScheduleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type SetBackupScheduleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBackupScheduleResponse) Reset() {
+	*x = SetBackupScheduleResponse{}
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBackupScheduleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBackupScheduleResponse) ProtoMessage() {}
+
+func (x *SetBackupScheduleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBackupScheduleResponse.ProtoReflect.Descriptor instead.
+func (*SetBackupScheduleResponse) Descriptor() ([]byte, []int) {
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{69}
+}
+
 type RemovePeerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node's name.
@@ -6011,7 +6282,7 @@ type RemovePeerRequest struct {
 
 func (x *RemovePeerRequest) Reset() {
 	*x = RemovePeerRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[66]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6023,7 +6294,7 @@ func (x *RemovePeerRequest) String() string {
 func (*RemovePeerRequest) ProtoMessage() {}
 
 func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[66]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6036,7 +6307,7 @@ func (x *RemovePeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePeerRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{66}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemovePeerRequest) GetNodeId() string {
@@ -6070,7 +6341,7 @@ type RemovePeerResponse struct {
 
 func (x *RemovePeerResponse) Reset() {
 	*x = RemovePeerResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[67]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6082,7 +6353,7 @@ func (x *RemovePeerResponse) String() string {
 func (*RemovePeerResponse) ProtoMessage() {}
 
 func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[67]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6095,7 +6366,7 @@ func (x *RemovePeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePeerResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{67}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RemovePeerResponse) GetMemberId() uint64 {
@@ -6117,7 +6388,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[68]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6129,7 +6400,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[68]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6142,7 +6413,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{68}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TransferLeaderRequest) GetNodeId() string {
@@ -6171,7 +6442,7 @@ type TransferLeaderResponse struct {
 
 func (x *TransferLeaderResponse) Reset() {
 	*x = TransferLeaderResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[69]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6183,7 +6454,7 @@ func (x *TransferLeaderResponse) String() string {
 func (*TransferLeaderResponse) ProtoMessage() {}
 
 func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[69]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6196,7 +6467,7 @@ func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{69}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TransferLeaderResponse) GetLeaderId() string {
@@ -6227,7 +6498,7 @@ type AddPrincipalRequest struct {
 
 func (x *AddPrincipalRequest) Reset() {
 	*x = AddPrincipalRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[70]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6239,7 +6510,7 @@ func (x *AddPrincipalRequest) String() string {
 func (*AddPrincipalRequest) ProtoMessage() {}
 
 func (x *AddPrincipalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[70]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6252,7 +6523,7 @@ func (x *AddPrincipalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPrincipalRequest.ProtoReflect.Descriptor instead.
 func (*AddPrincipalRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{70}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AddPrincipalRequest) GetPrincipal() string {
@@ -6284,7 +6555,7 @@ type AddPrincipalResponse struct {
 
 func (x *AddPrincipalResponse) Reset() {
 	*x = AddPrincipalResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[71]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6296,7 +6567,7 @@ func (x *AddPrincipalResponse) String() string {
 func (*AddPrincipalResponse) ProtoMessage() {}
 
 func (x *AddPrincipalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[71]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6309,7 +6580,7 @@ func (x *AddPrincipalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPrincipalResponse.ProtoReflect.Descriptor instead.
 func (*AddPrincipalResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{71}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{75}
 }
 
 type RemovePrincipalRequest struct {
@@ -6326,7 +6597,7 @@ type RemovePrincipalRequest struct {
 
 func (x *RemovePrincipalRequest) Reset() {
 	*x = RemovePrincipalRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[72]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6338,7 +6609,7 @@ func (x *RemovePrincipalRequest) String() string {
 func (*RemovePrincipalRequest) ProtoMessage() {}
 
 func (x *RemovePrincipalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[72]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6351,7 +6622,7 @@ func (x *RemovePrincipalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePrincipalRequest.ProtoReflect.Descriptor instead.
 func (*RemovePrincipalRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{72}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemovePrincipalRequest) GetPrincipal() string {
@@ -6383,7 +6654,7 @@ type RemovePrincipalResponse struct {
 
 func (x *RemovePrincipalResponse) Reset() {
 	*x = RemovePrincipalResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[73]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6666,7 @@ func (x *RemovePrincipalResponse) String() string {
 func (*RemovePrincipalResponse) ProtoMessage() {}
 
 func (x *RemovePrincipalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[73]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6679,7 @@ func (x *RemovePrincipalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePrincipalResponse.ProtoReflect.Descriptor instead.
 func (*RemovePrincipalResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{73}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{77}
 }
 
 type ListPrincipalsRequest struct {
@@ -6421,7 +6692,7 @@ type ListPrincipalsRequest struct {
 
 func (x *ListPrincipalsRequest) Reset() {
 	*x = ListPrincipalsRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[74]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6433,7 +6704,7 @@ func (x *ListPrincipalsRequest) String() string {
 func (*ListPrincipalsRequest) ProtoMessage() {}
 
 func (x *ListPrincipalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[74]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6446,7 +6717,7 @@ func (x *ListPrincipalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPrincipalsRequest.ProtoReflect.Descriptor instead.
 func (*ListPrincipalsRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{74}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListPrincipalsRequest) GetPrincipal() string {
@@ -6468,7 +6739,7 @@ type ListPrincipalsResponse struct {
 
 func (x *ListPrincipalsResponse) Reset() {
 	*x = ListPrincipalsResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[75]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6480,7 +6751,7 @@ func (x *ListPrincipalsResponse) String() string {
 func (*ListPrincipalsResponse) ProtoMessage() {}
 
 func (x *ListPrincipalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[75]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6493,7 +6764,7 @@ func (x *ListPrincipalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPrincipalsResponse.ProtoReflect.Descriptor instead.
 func (*ListPrincipalsResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{75}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListPrincipalsResponse) GetRequired() bool {
@@ -6527,7 +6798,7 @@ type Principal struct {
 
 func (x *Principal) Reset() {
 	*x = Principal{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[76]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6539,7 +6810,7 @@ func (x *Principal) String() string {
 func (*Principal) ProtoMessage() {}
 
 func (x *Principal) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[76]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6552,7 +6823,7 @@ func (x *Principal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Principal.ProtoReflect.Descriptor instead.
 func (*Principal) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{76}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Principal) GetPrincipal() string {
@@ -6596,7 +6867,7 @@ type AccessGrant struct {
 
 func (x *AccessGrant) Reset() {
 	*x = AccessGrant{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[77]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6608,7 +6879,7 @@ func (x *AccessGrant) String() string {
 func (*AccessGrant) ProtoMessage() {}
 
 func (x *AccessGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[77]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6621,7 +6892,7 @@ func (x *AccessGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessGrant.ProtoReflect.Descriptor instead.
 func (*AccessGrant) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{77}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AccessGrant) GetPath() string {
@@ -6650,7 +6921,7 @@ type NewTokenRequest struct {
 
 func (x *NewTokenRequest) Reset() {
 	*x = NewTokenRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[78]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +6933,7 @@ func (x *NewTokenRequest) String() string {
 func (*NewTokenRequest) ProtoMessage() {}
 
 func (x *NewTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[78]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +6946,7 @@ func (x *NewTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewTokenRequest.ProtoReflect.Descriptor instead.
 func (*NewTokenRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{78}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *NewTokenRequest) GetPrincipal() string {
@@ -6704,7 +6975,7 @@ type NewTokenResponse struct {
 
 func (x *NewTokenResponse) Reset() {
 	*x = NewTokenResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[79]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6716,7 +6987,7 @@ func (x *NewTokenResponse) String() string {
 func (*NewTokenResponse) ProtoMessage() {}
 
 func (x *NewTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[79]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6729,7 +7000,7 @@ func (x *NewTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewTokenResponse.ProtoReflect.Descriptor instead.
 func (*NewTokenResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{79}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *NewTokenResponse) GetToken() string {
@@ -6758,7 +7029,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[80]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6770,7 +7041,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[80]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6783,7 +7054,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{80}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -6808,7 +7079,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[81]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6820,7 +7091,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[81]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6833,7 +7104,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{81}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{85}
 }
 
 type GrantAccessRequest struct {
@@ -6852,7 +7123,7 @@ type GrantAccessRequest struct {
 
 func (x *GrantAccessRequest) Reset() {
 	*x = GrantAccessRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[82]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6864,7 +7135,7 @@ func (x *GrantAccessRequest) String() string {
 func (*GrantAccessRequest) ProtoMessage() {}
 
 func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[82]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6877,7 +7148,7 @@ func (x *GrantAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessRequest.ProtoReflect.Descriptor instead.
 func (*GrantAccessRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{82}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GrantAccessRequest) GetPrincipal() string {
@@ -6916,7 +7187,7 @@ type GrantAccessResponse struct {
 
 func (x *GrantAccessResponse) Reset() {
 	*x = GrantAccessResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[83]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6928,7 +7199,7 @@ func (x *GrantAccessResponse) String() string {
 func (*GrantAccessResponse) ProtoMessage() {}
 
 func (x *GrantAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[83]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6941,7 +7212,7 @@ func (x *GrantAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAccessResponse.ProtoReflect.Descriptor instead.
 func (*GrantAccessResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{83}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{87}
 }
 
 type RevokeAccessRequest struct {
@@ -6960,7 +7231,7 @@ type RevokeAccessRequest struct {
 
 func (x *RevokeAccessRequest) Reset() {
 	*x = RevokeAccessRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[84]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6972,7 +7243,7 @@ func (x *RevokeAccessRequest) String() string {
 func (*RevokeAccessRequest) ProtoMessage() {}
 
 func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[84]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6985,7 +7256,7 @@ func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
 func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{84}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RevokeAccessRequest) GetPrincipal() string {
@@ -7024,7 +7295,7 @@ type RevokeAccessResponse struct {
 
 func (x *RevokeAccessResponse) Reset() {
 	*x = RevokeAccessResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[85]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7036,7 +7307,7 @@ func (x *RevokeAccessResponse) String() string {
 func (*RevokeAccessResponse) ProtoMessage() {}
 
 func (x *RevokeAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[85]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7049,7 +7320,7 @@ func (x *RevokeAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeAccessResponse.ProtoReflect.Descriptor instead.
 func (*RevokeAccessResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{85}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{89}
 }
 
 type RequireAccessRequest struct {
@@ -7066,7 +7337,7 @@ type RequireAccessRequest struct {
 
 func (x *RequireAccessRequest) Reset() {
 	*x = RequireAccessRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[86]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7078,7 +7349,7 @@ func (x *RequireAccessRequest) String() string {
 func (*RequireAccessRequest) ProtoMessage() {}
 
 func (x *RequireAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[86]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7091,7 +7362,7 @@ func (x *RequireAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequireAccessRequest.ProtoReflect.Descriptor instead.
 func (*RequireAccessRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{86}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RequireAccessRequest) GetRequired() bool {
@@ -7125,7 +7396,7 @@ type RequireAccessResponse struct {
 
 func (x *RequireAccessResponse) Reset() {
 	*x = RequireAccessResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[87]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7137,7 +7408,7 @@ func (x *RequireAccessResponse) String() string {
 func (*RequireAccessResponse) ProtoMessage() {}
 
 func (x *RequireAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[87]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7150,7 +7421,7 @@ func (x *RequireAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequireAccessResponse.ProtoReflect.Descriptor instead.
 func (*RequireAccessResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{87}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RequireAccessResponse) GetWouldBeRefused() []*WouldBeRefused {
@@ -7175,7 +7446,7 @@ type WouldBeRefused struct {
 
 func (x *WouldBeRefused) Reset() {
 	*x = WouldBeRefused{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[88]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7187,7 +7458,7 @@ func (x *WouldBeRefused) String() string {
 func (*WouldBeRefused) ProtoMessage() {}
 
 func (x *WouldBeRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[88]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7200,7 +7471,7 @@ func (x *WouldBeRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WouldBeRefused.ProtoReflect.Descriptor instead.
 func (*WouldBeRefused) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{88}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *WouldBeRefused) GetClient() string {
@@ -7238,7 +7509,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[89]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7250,7 +7521,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[89]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7263,7 +7534,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{89}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *CheckAccessRequest) GetPrincipal() string {
@@ -7301,7 +7572,7 @@ type CheckAccessResponse struct {
 
 func (x *CheckAccessResponse) Reset() {
 	*x = CheckAccessResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[90]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7313,7 +7584,7 @@ func (x *CheckAccessResponse) String() string {
 func (*CheckAccessResponse) ProtoMessage() {}
 
 func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[90]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7326,7 +7597,7 @@ func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
 func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{90}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CheckAccessResponse) GetPermitted() bool {
@@ -7358,7 +7629,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[91]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7370,7 +7641,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[91]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7383,7 +7654,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{91}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{95}
 }
 
 type WhoAmIResponse struct {
@@ -7402,7 +7673,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[92]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7414,7 +7685,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lowkey_v1_lowkey_proto_msgTypes[92]
+	mi := &file_lowkey_v1_lowkey_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7427,7 +7698,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{92}
+	return file_lowkey_v1_lowkey_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *WhoAmIResponse) GetPrincipal() string {
@@ -7953,7 +8224,28 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x12'\n" +
 	"\x0ffencing_counter\x18\x05 \x01(\x04R\x0efencingCounter\x12\x17\n" +
-	"\atook_ms\x18\x06 \x01(\x04R\x06tookMs\"h\n" +
+	"\atook_ms\x18\x06 \x01(\x04R\x06tookMs\"\x1a\n" +
+	"\x18GetBackupScheduleRequest\"\xf2\x01\n" +
+	"\x19GetBackupScheduleResponse\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\x12#\n" +
+	"\revery_seconds\x18\x02 \x01(\x03R\feverySeconds\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\x05R\x04keep\x12\x10\n" +
+	"\x03off\x18\x04 \x01(\bR\x03off\x12\x1d\n" +
+	"\n" +
+	"from_flags\x18\x05 \x01(\bR\tfromFlags\x12\x1b\n" +
+	"\tleader_id\x18\x06 \x01(\tR\bleaderId\x12$\n" +
+	"\x0enewest_unix_ms\x18\a \x01(\x04R\fnewestUnixMs\x12\x18\n" +
+	"\aproblem\x18\b \x01(\tR\aproblem\"\xb3\x01\n" +
+	"\x18SetBackupScheduleRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\x12#\n" +
+	"\revery_seconds\x18\x02 \x01(\x03R\feverySeconds\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\x05R\x04keep\x12\x10\n" +
+	"\x03off\x18\x04 \x01(\bR\x03off\x12\x1d\n" +
+	"\n" +
+	"from_flags\x18\x05 \x01(\bR\tfromFlags\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x0f \x01(\tR\trequestId\"\x1b\n" +
+	"\x19SetBackupScheduleResponse\"h\n" +
 	"\x11RemovePeerRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tmember_id\x18\n" +
@@ -8069,7 +8361,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\bDiskRoom\x12\t\n" +
 	"\x05AMPLE\x10\x00\x12\v\n" +
 	"\aRESERVE\x10\x01\x12\r\n" +
-	"\tEXHAUSTED\x10\x022\xef\f\n" +
+	"\tEXHAUSTED\x10\x022\xaf\x0e\n" +
 	"\vLockService\x12L\n" +
 	"\vCreateLease\x12\x1d.lowkey.v1.CreateLeaseRequest\x1a\x1e.lowkey.v1.CreateLeaseResponse\x12I\n" +
 	"\n" +
@@ -8097,7 +8389,9 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"RemovePeer\x12\x1c.lowkey.v1.RemovePeerRequest\x1a\x1d.lowkey.v1.RemovePeerResponse\x12I\n" +
 	"\n" +
 	"InvitePeer\x12\x1c.lowkey.v1.InvitePeerRequest\x1a\x1d.lowkey.v1.InvitePeerResponse\x12O\n" +
-	"\fCreateBackup\x12\x1e.lowkey.v1.CreateBackupRequest\x1a\x1f.lowkey.v1.CreateBackupResponse\x12U\n" +
+	"\fCreateBackup\x12\x1e.lowkey.v1.CreateBackupRequest\x1a\x1f.lowkey.v1.CreateBackupResponse\x12^\n" +
+	"\x11GetBackupSchedule\x12#.lowkey.v1.GetBackupScheduleRequest\x1a$.lowkey.v1.GetBackupScheduleResponse\x12^\n" +
+	"\x11SetBackupSchedule\x12#.lowkey.v1.SetBackupScheduleRequest\x1a$.lowkey.v1.SetBackupScheduleResponse\x12U\n" +
 	"\x0eTransferLeader\x12 .lowkey.v1.TransferLeaderRequest\x1a!.lowkey.v1.TransferLeaderResponse2\xda\x02\n" +
 	"\x0fElectionService\x12C\n" +
 	"\bCampaign\x12\x1a.lowkey.v1.CampaignRequest\x1a\x1b.lowkey.v1.CampaignResponse\x12C\n" +
@@ -8130,106 +8424,110 @@ func file_lowkey_v1_lowkey_proto_rawDescGZIP() []byte {
 }
 
 var file_lowkey_v1_lowkey_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_lowkey_v1_lowkey_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_lowkey_v1_lowkey_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_lowkey_v1_lowkey_proto_goTypes = []any{
-	(Mode)(0),                        // 0: lowkey.v1.Mode
-	(Scope)(0),                       // 1: lowkey.v1.Scope
-	(EventType)(0),                   // 2: lowkey.v1.EventType
-	(DiskRoom)(0),                    // 3: lowkey.v1.DiskRoom
-	(*CreateLeaseRequest)(nil),       // 4: lowkey.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),      // 5: lowkey.v1.CreateLeaseResponse
-	(*Holds)(nil),                    // 6: lowkey.v1.Holds
-	(*RenewLeaseRequest)(nil),        // 7: lowkey.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),       // 8: lowkey.v1.RenewLeaseResponse
-	(*RevokeLeaseRequest)(nil),       // 9: lowkey.v1.RevokeLeaseRequest
-	(*RevokeLeaseResponse)(nil),      // 10: lowkey.v1.RevokeLeaseResponse
-	(*HeartbeatRequest)(nil),         // 11: lowkey.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),        // 12: lowkey.v1.HeartbeatResponse
-	(*SessionCall)(nil),              // 13: lowkey.v1.SessionCall
-	(*SessionAnswer)(nil),            // 14: lowkey.v1.SessionAnswer
-	(*LeaseChanged)(nil),             // 15: lowkey.v1.LeaseChanged
-	(*RenewLeases)(nil),              // 16: lowkey.v1.RenewLeases
-	(*LeasesRenewed)(nil),            // 17: lowkey.v1.LeasesRenewed
-	(*SessionError)(nil),             // 18: lowkey.v1.SessionError
-	(*AcquireLockRequest)(nil),       // 19: lowkey.v1.AcquireLockRequest
-	(*AcquireLockResponse)(nil),      // 20: lowkey.v1.AcquireLockResponse
-	(*ReleaseLockRequest)(nil),       // 21: lowkey.v1.ReleaseLockRequest
-	(*ReleaseLockResponse)(nil),      // 22: lowkey.v1.ReleaseLockResponse
-	(*GetLockRequest)(nil),           // 23: lowkey.v1.GetLockRequest
-	(*GetLockResponse)(nil),          // 24: lowkey.v1.GetLockResponse
-	(*GetLeaseRequest)(nil),          // 25: lowkey.v1.GetLeaseRequest
-	(*GetLeaseResponse)(nil),         // 26: lowkey.v1.GetLeaseResponse
-	(*ListLeasesRequest)(nil),        // 27: lowkey.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),       // 28: lowkey.v1.ListLeasesResponse
-	(*Lease)(nil),                    // 29: lowkey.v1.Lease
-	(*LeaseGrant)(nil),               // 30: lowkey.v1.LeaseGrant
-	(*LeaseWait)(nil),                // 31: lowkey.v1.LeaseWait
-	(*ListLocksRequest)(nil),         // 32: lowkey.v1.ListLocksRequest
-	(*ListLocksResponse)(nil),        // 33: lowkey.v1.ListLocksResponse
-	(*CheckTokenRequest)(nil),        // 34: lowkey.v1.CheckTokenRequest
-	(*CheckTokenResponse)(nil),       // 35: lowkey.v1.CheckTokenResponse
-	(*WatchRequest)(nil),             // 36: lowkey.v1.WatchRequest
-	(*WatchEvent)(nil),               // 37: lowkey.v1.WatchEvent
-	(*LockHolder)(nil),               // 38: lowkey.v1.LockHolder
-	(*LockWaiter)(nil),               // 39: lowkey.v1.LockWaiter
-	(*ExplainRequest)(nil),           // 40: lowkey.v1.ExplainRequest
-	(*ExplainResponse)(nil),          // 41: lowkey.v1.ExplainResponse
-	(*QueryAuditRequest)(nil),        // 42: lowkey.v1.QueryAuditRequest
-	(*QueryAuditResponse)(nil),       // 43: lowkey.v1.QueryAuditResponse
-	(*AuditedGrant)(nil),             // 44: lowkey.v1.AuditedGrant
-	(*AuditGap)(nil),                 // 45: lowkey.v1.AuditGap
-	(*CampaignRequest)(nil),          // 46: lowkey.v1.CampaignRequest
-	(*CampaignResponse)(nil),         // 47: lowkey.v1.CampaignResponse
-	(*ProclaimRequest)(nil),          // 48: lowkey.v1.ProclaimRequest
-	(*ProclaimResponse)(nil),         // 49: lowkey.v1.ProclaimResponse
-	(*ResignRequest)(nil),            // 50: lowkey.v1.ResignRequest
-	(*ResignResponse)(nil),           // 51: lowkey.v1.ResignResponse
-	(*LeaderRequest)(nil),            // 52: lowkey.v1.LeaderRequest
-	(*LeaderResponse)(nil),           // 53: lowkey.v1.LeaderResponse
-	(*ObserveRequest)(nil),           // 54: lowkey.v1.ObserveRequest
-	(*ObserveEvent)(nil),             // 55: lowkey.v1.ObserveEvent
-	(*GetStatusRequest)(nil),         // 56: lowkey.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 57: lowkey.v1.GetStatusResponse
-	(*GetClusterStatusRequest)(nil),  // 58: lowkey.v1.GetClusterStatusRequest
-	(*GetClusterStatusResponse)(nil), // 59: lowkey.v1.GetClusterStatusResponse
-	(*NodeReport)(nil),               // 60: lowkey.v1.NodeReport
-	(*Counters)(nil),                 // 61: lowkey.v1.Counters
-	(*Stats)(nil),                    // 62: lowkey.v1.Stats
-	(*Member)(nil),                   // 63: lowkey.v1.Member
-	(*AddPeerRequest)(nil),           // 64: lowkey.v1.AddPeerRequest
-	(*AddPeerResponse)(nil),          // 65: lowkey.v1.AddPeerResponse
-	(*InvitePeerRequest)(nil),        // 66: lowkey.v1.InvitePeerRequest
-	(*InvitePeerResponse)(nil),       // 67: lowkey.v1.InvitePeerResponse
-	(*CreateBackupRequest)(nil),      // 68: lowkey.v1.CreateBackupRequest
-	(*CreateBackupResponse)(nil),     // 69: lowkey.v1.CreateBackupResponse
-	(*RemovePeerRequest)(nil),        // 70: lowkey.v1.RemovePeerRequest
-	(*RemovePeerResponse)(nil),       // 71: lowkey.v1.RemovePeerResponse
-	(*TransferLeaderRequest)(nil),    // 72: lowkey.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil),   // 73: lowkey.v1.TransferLeaderResponse
-	(*AddPrincipalRequest)(nil),      // 74: lowkey.v1.AddPrincipalRequest
-	(*AddPrincipalResponse)(nil),     // 75: lowkey.v1.AddPrincipalResponse
-	(*RemovePrincipalRequest)(nil),   // 76: lowkey.v1.RemovePrincipalRequest
-	(*RemovePrincipalResponse)(nil),  // 77: lowkey.v1.RemovePrincipalResponse
-	(*ListPrincipalsRequest)(nil),    // 78: lowkey.v1.ListPrincipalsRequest
-	(*ListPrincipalsResponse)(nil),   // 79: lowkey.v1.ListPrincipalsResponse
-	(*Principal)(nil),                // 80: lowkey.v1.Principal
-	(*AccessGrant)(nil),              // 81: lowkey.v1.AccessGrant
-	(*NewTokenRequest)(nil),          // 82: lowkey.v1.NewTokenRequest
-	(*NewTokenResponse)(nil),         // 83: lowkey.v1.NewTokenResponse
-	(*RevokeTokenRequest)(nil),       // 84: lowkey.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),      // 85: lowkey.v1.RevokeTokenResponse
-	(*GrantAccessRequest)(nil),       // 86: lowkey.v1.GrantAccessRequest
-	(*GrantAccessResponse)(nil),      // 87: lowkey.v1.GrantAccessResponse
-	(*RevokeAccessRequest)(nil),      // 88: lowkey.v1.RevokeAccessRequest
-	(*RevokeAccessResponse)(nil),     // 89: lowkey.v1.RevokeAccessResponse
-	(*RequireAccessRequest)(nil),     // 90: lowkey.v1.RequireAccessRequest
-	(*RequireAccessResponse)(nil),    // 91: lowkey.v1.RequireAccessResponse
-	(*WouldBeRefused)(nil),           // 92: lowkey.v1.WouldBeRefused
-	(*CheckAccessRequest)(nil),       // 93: lowkey.v1.CheckAccessRequest
-	(*CheckAccessResponse)(nil),      // 94: lowkey.v1.CheckAccessResponse
-	(*WhoAmIRequest)(nil),            // 95: lowkey.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),           // 96: lowkey.v1.WhoAmIResponse
-	nil,                              // 97: lowkey.v1.SessionError.MetadataEntry
+	(Mode)(0),                         // 0: lowkey.v1.Mode
+	(Scope)(0),                        // 1: lowkey.v1.Scope
+	(EventType)(0),                    // 2: lowkey.v1.EventType
+	(DiskRoom)(0),                     // 3: lowkey.v1.DiskRoom
+	(*CreateLeaseRequest)(nil),        // 4: lowkey.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),       // 5: lowkey.v1.CreateLeaseResponse
+	(*Holds)(nil),                     // 6: lowkey.v1.Holds
+	(*RenewLeaseRequest)(nil),         // 7: lowkey.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),        // 8: lowkey.v1.RenewLeaseResponse
+	(*RevokeLeaseRequest)(nil),        // 9: lowkey.v1.RevokeLeaseRequest
+	(*RevokeLeaseResponse)(nil),       // 10: lowkey.v1.RevokeLeaseResponse
+	(*HeartbeatRequest)(nil),          // 11: lowkey.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),         // 12: lowkey.v1.HeartbeatResponse
+	(*SessionCall)(nil),               // 13: lowkey.v1.SessionCall
+	(*SessionAnswer)(nil),             // 14: lowkey.v1.SessionAnswer
+	(*LeaseChanged)(nil),              // 15: lowkey.v1.LeaseChanged
+	(*RenewLeases)(nil),               // 16: lowkey.v1.RenewLeases
+	(*LeasesRenewed)(nil),             // 17: lowkey.v1.LeasesRenewed
+	(*SessionError)(nil),              // 18: lowkey.v1.SessionError
+	(*AcquireLockRequest)(nil),        // 19: lowkey.v1.AcquireLockRequest
+	(*AcquireLockResponse)(nil),       // 20: lowkey.v1.AcquireLockResponse
+	(*ReleaseLockRequest)(nil),        // 21: lowkey.v1.ReleaseLockRequest
+	(*ReleaseLockResponse)(nil),       // 22: lowkey.v1.ReleaseLockResponse
+	(*GetLockRequest)(nil),            // 23: lowkey.v1.GetLockRequest
+	(*GetLockResponse)(nil),           // 24: lowkey.v1.GetLockResponse
+	(*GetLeaseRequest)(nil),           // 25: lowkey.v1.GetLeaseRequest
+	(*GetLeaseResponse)(nil),          // 26: lowkey.v1.GetLeaseResponse
+	(*ListLeasesRequest)(nil),         // 27: lowkey.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),        // 28: lowkey.v1.ListLeasesResponse
+	(*Lease)(nil),                     // 29: lowkey.v1.Lease
+	(*LeaseGrant)(nil),                // 30: lowkey.v1.LeaseGrant
+	(*LeaseWait)(nil),                 // 31: lowkey.v1.LeaseWait
+	(*ListLocksRequest)(nil),          // 32: lowkey.v1.ListLocksRequest
+	(*ListLocksResponse)(nil),         // 33: lowkey.v1.ListLocksResponse
+	(*CheckTokenRequest)(nil),         // 34: lowkey.v1.CheckTokenRequest
+	(*CheckTokenResponse)(nil),        // 35: lowkey.v1.CheckTokenResponse
+	(*WatchRequest)(nil),              // 36: lowkey.v1.WatchRequest
+	(*WatchEvent)(nil),                // 37: lowkey.v1.WatchEvent
+	(*LockHolder)(nil),                // 38: lowkey.v1.LockHolder
+	(*LockWaiter)(nil),                // 39: lowkey.v1.LockWaiter
+	(*ExplainRequest)(nil),            // 40: lowkey.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 41: lowkey.v1.ExplainResponse
+	(*QueryAuditRequest)(nil),         // 42: lowkey.v1.QueryAuditRequest
+	(*QueryAuditResponse)(nil),        // 43: lowkey.v1.QueryAuditResponse
+	(*AuditedGrant)(nil),              // 44: lowkey.v1.AuditedGrant
+	(*AuditGap)(nil),                  // 45: lowkey.v1.AuditGap
+	(*CampaignRequest)(nil),           // 46: lowkey.v1.CampaignRequest
+	(*CampaignResponse)(nil),          // 47: lowkey.v1.CampaignResponse
+	(*ProclaimRequest)(nil),           // 48: lowkey.v1.ProclaimRequest
+	(*ProclaimResponse)(nil),          // 49: lowkey.v1.ProclaimResponse
+	(*ResignRequest)(nil),             // 50: lowkey.v1.ResignRequest
+	(*ResignResponse)(nil),            // 51: lowkey.v1.ResignResponse
+	(*LeaderRequest)(nil),             // 52: lowkey.v1.LeaderRequest
+	(*LeaderResponse)(nil),            // 53: lowkey.v1.LeaderResponse
+	(*ObserveRequest)(nil),            // 54: lowkey.v1.ObserveRequest
+	(*ObserveEvent)(nil),              // 55: lowkey.v1.ObserveEvent
+	(*GetStatusRequest)(nil),          // 56: lowkey.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 57: lowkey.v1.GetStatusResponse
+	(*GetClusterStatusRequest)(nil),   // 58: lowkey.v1.GetClusterStatusRequest
+	(*GetClusterStatusResponse)(nil),  // 59: lowkey.v1.GetClusterStatusResponse
+	(*NodeReport)(nil),                // 60: lowkey.v1.NodeReport
+	(*Counters)(nil),                  // 61: lowkey.v1.Counters
+	(*Stats)(nil),                     // 62: lowkey.v1.Stats
+	(*Member)(nil),                    // 63: lowkey.v1.Member
+	(*AddPeerRequest)(nil),            // 64: lowkey.v1.AddPeerRequest
+	(*AddPeerResponse)(nil),           // 65: lowkey.v1.AddPeerResponse
+	(*InvitePeerRequest)(nil),         // 66: lowkey.v1.InvitePeerRequest
+	(*InvitePeerResponse)(nil),        // 67: lowkey.v1.InvitePeerResponse
+	(*CreateBackupRequest)(nil),       // 68: lowkey.v1.CreateBackupRequest
+	(*CreateBackupResponse)(nil),      // 69: lowkey.v1.CreateBackupResponse
+	(*GetBackupScheduleRequest)(nil),  // 70: lowkey.v1.GetBackupScheduleRequest
+	(*GetBackupScheduleResponse)(nil), // 71: lowkey.v1.GetBackupScheduleResponse
+	(*SetBackupScheduleRequest)(nil),  // 72: lowkey.v1.SetBackupScheduleRequest
+	(*SetBackupScheduleResponse)(nil), // 73: lowkey.v1.SetBackupScheduleResponse
+	(*RemovePeerRequest)(nil),         // 74: lowkey.v1.RemovePeerRequest
+	(*RemovePeerResponse)(nil),        // 75: lowkey.v1.RemovePeerResponse
+	(*TransferLeaderRequest)(nil),     // 76: lowkey.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil),    // 77: lowkey.v1.TransferLeaderResponse
+	(*AddPrincipalRequest)(nil),       // 78: lowkey.v1.AddPrincipalRequest
+	(*AddPrincipalResponse)(nil),      // 79: lowkey.v1.AddPrincipalResponse
+	(*RemovePrincipalRequest)(nil),    // 80: lowkey.v1.RemovePrincipalRequest
+	(*RemovePrincipalResponse)(nil),   // 81: lowkey.v1.RemovePrincipalResponse
+	(*ListPrincipalsRequest)(nil),     // 82: lowkey.v1.ListPrincipalsRequest
+	(*ListPrincipalsResponse)(nil),    // 83: lowkey.v1.ListPrincipalsResponse
+	(*Principal)(nil),                 // 84: lowkey.v1.Principal
+	(*AccessGrant)(nil),               // 85: lowkey.v1.AccessGrant
+	(*NewTokenRequest)(nil),           // 86: lowkey.v1.NewTokenRequest
+	(*NewTokenResponse)(nil),          // 87: lowkey.v1.NewTokenResponse
+	(*RevokeTokenRequest)(nil),        // 88: lowkey.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),       // 89: lowkey.v1.RevokeTokenResponse
+	(*GrantAccessRequest)(nil),        // 90: lowkey.v1.GrantAccessRequest
+	(*GrantAccessResponse)(nil),       // 91: lowkey.v1.GrantAccessResponse
+	(*RevokeAccessRequest)(nil),       // 92: lowkey.v1.RevokeAccessRequest
+	(*RevokeAccessResponse)(nil),      // 93: lowkey.v1.RevokeAccessResponse
+	(*RequireAccessRequest)(nil),      // 94: lowkey.v1.RequireAccessRequest
+	(*RequireAccessResponse)(nil),     // 95: lowkey.v1.RequireAccessResponse
+	(*WouldBeRefused)(nil),            // 96: lowkey.v1.WouldBeRefused
+	(*CheckAccessRequest)(nil),        // 97: lowkey.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),       // 98: lowkey.v1.CheckAccessResponse
+	(*WhoAmIRequest)(nil),             // 99: lowkey.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),            // 100: lowkey.v1.WhoAmIResponse
+	nil,                               // 101: lowkey.v1.SessionError.MetadataEntry
 }
 var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	6,   // 0: lowkey.v1.RenewLeaseRequest.holds:type_name -> lowkey.v1.Holds
@@ -8256,7 +8554,7 @@ var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	18,  // 21: lowkey.v1.SessionAnswer.error:type_name -> lowkey.v1.SessionError
 	6,   // 22: lowkey.v1.RenewLeases.holds:type_name -> lowkey.v1.Holds
 	12,  // 23: lowkey.v1.LeasesRenewed.renewals:type_name -> lowkey.v1.HeartbeatResponse
-	97,  // 24: lowkey.v1.SessionError.metadata:type_name -> lowkey.v1.SessionError.MetadataEntry
+	101, // 24: lowkey.v1.SessionError.metadata:type_name -> lowkey.v1.SessionError.MetadataEntry
 	0,   // 25: lowkey.v1.AcquireLockRequest.mode:type_name -> lowkey.v1.Mode
 	1,   // 26: lowkey.v1.AcquireLockRequest.scope:type_name -> lowkey.v1.Scope
 	38,  // 27: lowkey.v1.GetLockResponse.holders:type_name -> lowkey.v1.LockHolder
@@ -8297,10 +8595,10 @@ var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	3,   // 62: lowkey.v1.NodeReport.disk_room:type_name -> lowkey.v1.DiskRoom
 	61,  // 63: lowkey.v1.NodeReport.counters:type_name -> lowkey.v1.Counters
 	63,  // 64: lowkey.v1.AddPeerResponse.members:type_name -> lowkey.v1.Member
-	80,  // 65: lowkey.v1.ListPrincipalsResponse.principals:type_name -> lowkey.v1.Principal
-	81,  // 66: lowkey.v1.Principal.grants:type_name -> lowkey.v1.AccessGrant
-	92,  // 67: lowkey.v1.RequireAccessResponse.would_be_refused:type_name -> lowkey.v1.WouldBeRefused
-	81,  // 68: lowkey.v1.WhoAmIResponse.grants:type_name -> lowkey.v1.AccessGrant
+	84,  // 65: lowkey.v1.ListPrincipalsResponse.principals:type_name -> lowkey.v1.Principal
+	85,  // 66: lowkey.v1.Principal.grants:type_name -> lowkey.v1.AccessGrant
+	96,  // 67: lowkey.v1.RequireAccessResponse.would_be_refused:type_name -> lowkey.v1.WouldBeRefused
+	85,  // 68: lowkey.v1.WhoAmIResponse.grants:type_name -> lowkey.v1.AccessGrant
 	4,   // 69: lowkey.v1.LockService.CreateLease:input_type -> lowkey.v1.CreateLeaseRequest
 	7,   // 70: lowkey.v1.LockService.RenewLease:input_type -> lowkey.v1.RenewLeaseRequest
 	25,  // 71: lowkey.v1.LockService.GetLease:input_type -> lowkey.v1.GetLeaseRequest
@@ -8319,64 +8617,68 @@ var file_lowkey_v1_lowkey_proto_depIdxs = []int32{
 	56,  // 84: lowkey.v1.LockService.GetStatus:input_type -> lowkey.v1.GetStatusRequest
 	58,  // 85: lowkey.v1.LockService.GetClusterStatus:input_type -> lowkey.v1.GetClusterStatusRequest
 	64,  // 86: lowkey.v1.LockService.AddPeer:input_type -> lowkey.v1.AddPeerRequest
-	70,  // 87: lowkey.v1.LockService.RemovePeer:input_type -> lowkey.v1.RemovePeerRequest
+	74,  // 87: lowkey.v1.LockService.RemovePeer:input_type -> lowkey.v1.RemovePeerRequest
 	66,  // 88: lowkey.v1.LockService.InvitePeer:input_type -> lowkey.v1.InvitePeerRequest
 	68,  // 89: lowkey.v1.LockService.CreateBackup:input_type -> lowkey.v1.CreateBackupRequest
-	72,  // 90: lowkey.v1.LockService.TransferLeader:input_type -> lowkey.v1.TransferLeaderRequest
-	46,  // 91: lowkey.v1.ElectionService.Campaign:input_type -> lowkey.v1.CampaignRequest
-	48,  // 92: lowkey.v1.ElectionService.Proclaim:input_type -> lowkey.v1.ProclaimRequest
-	50,  // 93: lowkey.v1.ElectionService.Resign:input_type -> lowkey.v1.ResignRequest
-	52,  // 94: lowkey.v1.ElectionService.Leader:input_type -> lowkey.v1.LeaderRequest
-	54,  // 95: lowkey.v1.ElectionService.Observe:input_type -> lowkey.v1.ObserveRequest
-	74,  // 96: lowkey.v1.AccessService.AddPrincipal:input_type -> lowkey.v1.AddPrincipalRequest
-	76,  // 97: lowkey.v1.AccessService.RemovePrincipal:input_type -> lowkey.v1.RemovePrincipalRequest
-	78,  // 98: lowkey.v1.AccessService.ListPrincipals:input_type -> lowkey.v1.ListPrincipalsRequest
-	82,  // 99: lowkey.v1.AccessService.NewToken:input_type -> lowkey.v1.NewTokenRequest
-	84,  // 100: lowkey.v1.AccessService.RevokeToken:input_type -> lowkey.v1.RevokeTokenRequest
-	86,  // 101: lowkey.v1.AccessService.GrantAccess:input_type -> lowkey.v1.GrantAccessRequest
-	88,  // 102: lowkey.v1.AccessService.RevokeAccess:input_type -> lowkey.v1.RevokeAccessRequest
-	90,  // 103: lowkey.v1.AccessService.RequireAccess:input_type -> lowkey.v1.RequireAccessRequest
-	93,  // 104: lowkey.v1.AccessService.CheckAccess:input_type -> lowkey.v1.CheckAccessRequest
-	95,  // 105: lowkey.v1.AccessService.WhoAmI:input_type -> lowkey.v1.WhoAmIRequest
-	5,   // 106: lowkey.v1.LockService.CreateLease:output_type -> lowkey.v1.CreateLeaseResponse
-	8,   // 107: lowkey.v1.LockService.RenewLease:output_type -> lowkey.v1.RenewLeaseResponse
-	26,  // 108: lowkey.v1.LockService.GetLease:output_type -> lowkey.v1.GetLeaseResponse
-	28,  // 109: lowkey.v1.LockService.ListLeases:output_type -> lowkey.v1.ListLeasesResponse
-	10,  // 110: lowkey.v1.LockService.RevokeLease:output_type -> lowkey.v1.RevokeLeaseResponse
-	12,  // 111: lowkey.v1.LockService.Heartbeat:output_type -> lowkey.v1.HeartbeatResponse
-	14,  // 112: lowkey.v1.LockService.Session:output_type -> lowkey.v1.SessionAnswer
-	20,  // 113: lowkey.v1.LockService.AcquireLock:output_type -> lowkey.v1.AcquireLockResponse
-	22,  // 114: lowkey.v1.LockService.ReleaseLock:output_type -> lowkey.v1.ReleaseLockResponse
-	24,  // 115: lowkey.v1.LockService.GetLock:output_type -> lowkey.v1.GetLockResponse
-	33,  // 116: lowkey.v1.LockService.ListLocks:output_type -> lowkey.v1.ListLocksResponse
-	35,  // 117: lowkey.v1.LockService.CheckToken:output_type -> lowkey.v1.CheckTokenResponse
-	37,  // 118: lowkey.v1.LockService.Watch:output_type -> lowkey.v1.WatchEvent
-	41,  // 119: lowkey.v1.LockService.Explain:output_type -> lowkey.v1.ExplainResponse
-	43,  // 120: lowkey.v1.LockService.QueryAudit:output_type -> lowkey.v1.QueryAuditResponse
-	57,  // 121: lowkey.v1.LockService.GetStatus:output_type -> lowkey.v1.GetStatusResponse
-	59,  // 122: lowkey.v1.LockService.GetClusterStatus:output_type -> lowkey.v1.GetClusterStatusResponse
-	65,  // 123: lowkey.v1.LockService.AddPeer:output_type -> lowkey.v1.AddPeerResponse
-	71,  // 124: lowkey.v1.LockService.RemovePeer:output_type -> lowkey.v1.RemovePeerResponse
-	67,  // 125: lowkey.v1.LockService.InvitePeer:output_type -> lowkey.v1.InvitePeerResponse
-	69,  // 126: lowkey.v1.LockService.CreateBackup:output_type -> lowkey.v1.CreateBackupResponse
-	73,  // 127: lowkey.v1.LockService.TransferLeader:output_type -> lowkey.v1.TransferLeaderResponse
-	47,  // 128: lowkey.v1.ElectionService.Campaign:output_type -> lowkey.v1.CampaignResponse
-	49,  // 129: lowkey.v1.ElectionService.Proclaim:output_type -> lowkey.v1.ProclaimResponse
-	51,  // 130: lowkey.v1.ElectionService.Resign:output_type -> lowkey.v1.ResignResponse
-	53,  // 131: lowkey.v1.ElectionService.Leader:output_type -> lowkey.v1.LeaderResponse
-	55,  // 132: lowkey.v1.ElectionService.Observe:output_type -> lowkey.v1.ObserveEvent
-	75,  // 133: lowkey.v1.AccessService.AddPrincipal:output_type -> lowkey.v1.AddPrincipalResponse
-	77,  // 134: lowkey.v1.AccessService.RemovePrincipal:output_type -> lowkey.v1.RemovePrincipalResponse
-	79,  // 135: lowkey.v1.AccessService.ListPrincipals:output_type -> lowkey.v1.ListPrincipalsResponse
-	83,  // 136: lowkey.v1.AccessService.NewToken:output_type -> lowkey.v1.NewTokenResponse
-	85,  // 137: lowkey.v1.AccessService.RevokeToken:output_type -> lowkey.v1.RevokeTokenResponse
-	87,  // 138: lowkey.v1.AccessService.GrantAccess:output_type -> lowkey.v1.GrantAccessResponse
-	89,  // 139: lowkey.v1.AccessService.RevokeAccess:output_type -> lowkey.v1.RevokeAccessResponse
-	91,  // 140: lowkey.v1.AccessService.RequireAccess:output_type -> lowkey.v1.RequireAccessResponse
-	94,  // 141: lowkey.v1.AccessService.CheckAccess:output_type -> lowkey.v1.CheckAccessResponse
-	96,  // 142: lowkey.v1.AccessService.WhoAmI:output_type -> lowkey.v1.WhoAmIResponse
-	106, // [106:143] is the sub-list for method output_type
-	69,  // [69:106] is the sub-list for method input_type
+	70,  // 90: lowkey.v1.LockService.GetBackupSchedule:input_type -> lowkey.v1.GetBackupScheduleRequest
+	72,  // 91: lowkey.v1.LockService.SetBackupSchedule:input_type -> lowkey.v1.SetBackupScheduleRequest
+	76,  // 92: lowkey.v1.LockService.TransferLeader:input_type -> lowkey.v1.TransferLeaderRequest
+	46,  // 93: lowkey.v1.ElectionService.Campaign:input_type -> lowkey.v1.CampaignRequest
+	48,  // 94: lowkey.v1.ElectionService.Proclaim:input_type -> lowkey.v1.ProclaimRequest
+	50,  // 95: lowkey.v1.ElectionService.Resign:input_type -> lowkey.v1.ResignRequest
+	52,  // 96: lowkey.v1.ElectionService.Leader:input_type -> lowkey.v1.LeaderRequest
+	54,  // 97: lowkey.v1.ElectionService.Observe:input_type -> lowkey.v1.ObserveRequest
+	78,  // 98: lowkey.v1.AccessService.AddPrincipal:input_type -> lowkey.v1.AddPrincipalRequest
+	80,  // 99: lowkey.v1.AccessService.RemovePrincipal:input_type -> lowkey.v1.RemovePrincipalRequest
+	82,  // 100: lowkey.v1.AccessService.ListPrincipals:input_type -> lowkey.v1.ListPrincipalsRequest
+	86,  // 101: lowkey.v1.AccessService.NewToken:input_type -> lowkey.v1.NewTokenRequest
+	88,  // 102: lowkey.v1.AccessService.RevokeToken:input_type -> lowkey.v1.RevokeTokenRequest
+	90,  // 103: lowkey.v1.AccessService.GrantAccess:input_type -> lowkey.v1.GrantAccessRequest
+	92,  // 104: lowkey.v1.AccessService.RevokeAccess:input_type -> lowkey.v1.RevokeAccessRequest
+	94,  // 105: lowkey.v1.AccessService.RequireAccess:input_type -> lowkey.v1.RequireAccessRequest
+	97,  // 106: lowkey.v1.AccessService.CheckAccess:input_type -> lowkey.v1.CheckAccessRequest
+	99,  // 107: lowkey.v1.AccessService.WhoAmI:input_type -> lowkey.v1.WhoAmIRequest
+	5,   // 108: lowkey.v1.LockService.CreateLease:output_type -> lowkey.v1.CreateLeaseResponse
+	8,   // 109: lowkey.v1.LockService.RenewLease:output_type -> lowkey.v1.RenewLeaseResponse
+	26,  // 110: lowkey.v1.LockService.GetLease:output_type -> lowkey.v1.GetLeaseResponse
+	28,  // 111: lowkey.v1.LockService.ListLeases:output_type -> lowkey.v1.ListLeasesResponse
+	10,  // 112: lowkey.v1.LockService.RevokeLease:output_type -> lowkey.v1.RevokeLeaseResponse
+	12,  // 113: lowkey.v1.LockService.Heartbeat:output_type -> lowkey.v1.HeartbeatResponse
+	14,  // 114: lowkey.v1.LockService.Session:output_type -> lowkey.v1.SessionAnswer
+	20,  // 115: lowkey.v1.LockService.AcquireLock:output_type -> lowkey.v1.AcquireLockResponse
+	22,  // 116: lowkey.v1.LockService.ReleaseLock:output_type -> lowkey.v1.ReleaseLockResponse
+	24,  // 117: lowkey.v1.LockService.GetLock:output_type -> lowkey.v1.GetLockResponse
+	33,  // 118: lowkey.v1.LockService.ListLocks:output_type -> lowkey.v1.ListLocksResponse
+	35,  // 119: lowkey.v1.LockService.CheckToken:output_type -> lowkey.v1.CheckTokenResponse
+	37,  // 120: lowkey.v1.LockService.Watch:output_type -> lowkey.v1.WatchEvent
+	41,  // 121: lowkey.v1.LockService.Explain:output_type -> lowkey.v1.ExplainResponse
+	43,  // 122: lowkey.v1.LockService.QueryAudit:output_type -> lowkey.v1.QueryAuditResponse
+	57,  // 123: lowkey.v1.LockService.GetStatus:output_type -> lowkey.v1.GetStatusResponse
+	59,  // 124: lowkey.v1.LockService.GetClusterStatus:output_type -> lowkey.v1.GetClusterStatusResponse
+	65,  // 125: lowkey.v1.LockService.AddPeer:output_type -> lowkey.v1.AddPeerResponse
+	75,  // 126: lowkey.v1.LockService.RemovePeer:output_type -> lowkey.v1.RemovePeerResponse
+	67,  // 127: lowkey.v1.LockService.InvitePeer:output_type -> lowkey.v1.InvitePeerResponse
+	69,  // 128: lowkey.v1.LockService.CreateBackup:output_type -> lowkey.v1.CreateBackupResponse
+	71,  // 129: lowkey.v1.LockService.GetBackupSchedule:output_type -> lowkey.v1.GetBackupScheduleResponse
+	73,  // 130: lowkey.v1.LockService.SetBackupSchedule:output_type -> lowkey.v1.SetBackupScheduleResponse
+	77,  // 131: lowkey.v1.LockService.TransferLeader:output_type -> lowkey.v1.TransferLeaderResponse
+	47,  // 132: lowkey.v1.ElectionService.Campaign:output_type -> lowkey.v1.CampaignResponse
+	49,  // 133: lowkey.v1.ElectionService.Proclaim:output_type -> lowkey.v1.ProclaimResponse
+	51,  // 134: lowkey.v1.ElectionService.Resign:output_type -> lowkey.v1.ResignResponse
+	53,  // 135: lowkey.v1.ElectionService.Leader:output_type -> lowkey.v1.LeaderResponse
+	55,  // 136: lowkey.v1.ElectionService.Observe:output_type -> lowkey.v1.ObserveEvent
+	79,  // 137: lowkey.v1.AccessService.AddPrincipal:output_type -> lowkey.v1.AddPrincipalResponse
+	81,  // 138: lowkey.v1.AccessService.RemovePrincipal:output_type -> lowkey.v1.RemovePrincipalResponse
+	83,  // 139: lowkey.v1.AccessService.ListPrincipals:output_type -> lowkey.v1.ListPrincipalsResponse
+	87,  // 140: lowkey.v1.AccessService.NewToken:output_type -> lowkey.v1.NewTokenResponse
+	89,  // 141: lowkey.v1.AccessService.RevokeToken:output_type -> lowkey.v1.RevokeTokenResponse
+	91,  // 142: lowkey.v1.AccessService.GrantAccess:output_type -> lowkey.v1.GrantAccessResponse
+	93,  // 143: lowkey.v1.AccessService.RevokeAccess:output_type -> lowkey.v1.RevokeAccessResponse
+	95,  // 144: lowkey.v1.AccessService.RequireAccess:output_type -> lowkey.v1.RequireAccessResponse
+	98,  // 145: lowkey.v1.AccessService.CheckAccess:output_type -> lowkey.v1.CheckAccessResponse
+	100, // 146: lowkey.v1.AccessService.WhoAmI:output_type -> lowkey.v1.WhoAmIResponse
+	108, // [108:147] is the sub-list for method output_type
+	69,  // [69:108] is the sub-list for method input_type
 	69,  // [69:69] is the sub-list for extension type_name
 	69,  // [69:69] is the sub-list for extension extendee
 	0,   // [0:69] is the sub-list for field type_name
@@ -8424,7 +8726,7 @@ func file_lowkey_v1_lowkey_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lowkey_v1_lowkey_proto_rawDesc), len(file_lowkey_v1_lowkey_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   94,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

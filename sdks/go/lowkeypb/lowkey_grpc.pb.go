@@ -39,28 +39,30 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LockService_CreateLease_FullMethodName      = "/lowkey.v1.LockService/CreateLease"
-	LockService_RenewLease_FullMethodName       = "/lowkey.v1.LockService/RenewLease"
-	LockService_GetLease_FullMethodName         = "/lowkey.v1.LockService/GetLease"
-	LockService_ListLeases_FullMethodName       = "/lowkey.v1.LockService/ListLeases"
-	LockService_RevokeLease_FullMethodName      = "/lowkey.v1.LockService/RevokeLease"
-	LockService_Heartbeat_FullMethodName        = "/lowkey.v1.LockService/Heartbeat"
-	LockService_Session_FullMethodName          = "/lowkey.v1.LockService/Session"
-	LockService_AcquireLock_FullMethodName      = "/lowkey.v1.LockService/AcquireLock"
-	LockService_ReleaseLock_FullMethodName      = "/lowkey.v1.LockService/ReleaseLock"
-	LockService_GetLock_FullMethodName          = "/lowkey.v1.LockService/GetLock"
-	LockService_ListLocks_FullMethodName        = "/lowkey.v1.LockService/ListLocks"
-	LockService_CheckToken_FullMethodName       = "/lowkey.v1.LockService/CheckToken"
-	LockService_Watch_FullMethodName            = "/lowkey.v1.LockService/Watch"
-	LockService_Explain_FullMethodName          = "/lowkey.v1.LockService/Explain"
-	LockService_QueryAudit_FullMethodName       = "/lowkey.v1.LockService/QueryAudit"
-	LockService_GetStatus_FullMethodName        = "/lowkey.v1.LockService/GetStatus"
-	LockService_GetClusterStatus_FullMethodName = "/lowkey.v1.LockService/GetClusterStatus"
-	LockService_AddPeer_FullMethodName          = "/lowkey.v1.LockService/AddPeer"
-	LockService_RemovePeer_FullMethodName       = "/lowkey.v1.LockService/RemovePeer"
-	LockService_InvitePeer_FullMethodName       = "/lowkey.v1.LockService/InvitePeer"
-	LockService_CreateBackup_FullMethodName     = "/lowkey.v1.LockService/CreateBackup"
-	LockService_TransferLeader_FullMethodName   = "/lowkey.v1.LockService/TransferLeader"
+	LockService_CreateLease_FullMethodName       = "/lowkey.v1.LockService/CreateLease"
+	LockService_RenewLease_FullMethodName        = "/lowkey.v1.LockService/RenewLease"
+	LockService_GetLease_FullMethodName          = "/lowkey.v1.LockService/GetLease"
+	LockService_ListLeases_FullMethodName        = "/lowkey.v1.LockService/ListLeases"
+	LockService_RevokeLease_FullMethodName       = "/lowkey.v1.LockService/RevokeLease"
+	LockService_Heartbeat_FullMethodName         = "/lowkey.v1.LockService/Heartbeat"
+	LockService_Session_FullMethodName           = "/lowkey.v1.LockService/Session"
+	LockService_AcquireLock_FullMethodName       = "/lowkey.v1.LockService/AcquireLock"
+	LockService_ReleaseLock_FullMethodName       = "/lowkey.v1.LockService/ReleaseLock"
+	LockService_GetLock_FullMethodName           = "/lowkey.v1.LockService/GetLock"
+	LockService_ListLocks_FullMethodName         = "/lowkey.v1.LockService/ListLocks"
+	LockService_CheckToken_FullMethodName        = "/lowkey.v1.LockService/CheckToken"
+	LockService_Watch_FullMethodName             = "/lowkey.v1.LockService/Watch"
+	LockService_Explain_FullMethodName           = "/lowkey.v1.LockService/Explain"
+	LockService_QueryAudit_FullMethodName        = "/lowkey.v1.LockService/QueryAudit"
+	LockService_GetStatus_FullMethodName         = "/lowkey.v1.LockService/GetStatus"
+	LockService_GetClusterStatus_FullMethodName  = "/lowkey.v1.LockService/GetClusterStatus"
+	LockService_AddPeer_FullMethodName           = "/lowkey.v1.LockService/AddPeer"
+	LockService_RemovePeer_FullMethodName        = "/lowkey.v1.LockService/RemovePeer"
+	LockService_InvitePeer_FullMethodName        = "/lowkey.v1.LockService/InvitePeer"
+	LockService_CreateBackup_FullMethodName      = "/lowkey.v1.LockService/CreateBackup"
+	LockService_GetBackupSchedule_FullMethodName = "/lowkey.v1.LockService/GetBackupSchedule"
+	LockService_SetBackupSchedule_FullMethodName = "/lowkey.v1.LockService/SetBackupSchedule"
+	LockService_TransferLeader_FullMethodName    = "/lowkey.v1.LockService/TransferLeader"
 )
 
 // LockServiceClient is the client API for LockService service.
@@ -181,6 +183,14 @@ type LockServiceClient interface {
 	// can reach the node, or its network is trusted (--insecure). BACKUP_FAILED: it could not be written, or not be read
 	// again.
 	CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (*CreateBackupResponse, error)
+	// Tells by which schedule backups are made, and whether they are. HTTP: GET /v1/cluster/backups/schedule
+	GetBackupSchedule(ctx context.Context, in *GetBackupScheduleRequest, opts ...grpc.CallOption) (*GetBackupScheduleResponse, error)
+	// Sets the schedule of backups for the whole cluster. HTTP: POST /v1/cluster/backups/schedule
+	//
+	// The leader keeps to it at once, and so does every later one. BACKUP_NOT_ALLOWED: the node that is asked may not write
+	// to that place at a client's wish, as with CreateBackup; each leader judges that again by its own flags.
+	// UPGRADE_UNDER_WAY: some node is of a version that knows no schedule of the cluster.
+	SetBackupSchedule(ctx context.Context, in *SetBackupScheduleRequest, opts ...grpc.CallOption) (*SetBackupScheduleResponse, error)
 	// Gives the lead to a node. HTTP: POST /v1/cluster/transfer
 	//
 	// Answered when the node leads, also if it did before. NODE_NOT_FOUND: there is no such node.
@@ -421,6 +431,26 @@ func (c *lockServiceClient) CreateBackup(ctx context.Context, in *CreateBackupRe
 	return out, nil
 }
 
+func (c *lockServiceClient) GetBackupSchedule(ctx context.Context, in *GetBackupScheduleRequest, opts ...grpc.CallOption) (*GetBackupScheduleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBackupScheduleResponse)
+	err := c.cc.Invoke(ctx, LockService_GetBackupSchedule_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *lockServiceClient) SetBackupSchedule(ctx context.Context, in *SetBackupScheduleRequest, opts ...grpc.CallOption) (*SetBackupScheduleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetBackupScheduleResponse)
+	err := c.cc.Invoke(ctx, LockService_SetBackupSchedule_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *lockServiceClient) TransferLeader(ctx context.Context, in *TransferLeaderRequest, opts ...grpc.CallOption) (*TransferLeaderResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TransferLeaderResponse)
@@ -549,6 +579,14 @@ type LockServiceServer interface {
 	// can reach the node, or its network is trusted (--insecure). BACKUP_FAILED: it could not be written, or not be read
 	// again.
 	CreateBackup(context.Context, *CreateBackupRequest) (*CreateBackupResponse, error)
+	// Tells by which schedule backups are made, and whether they are. HTTP: GET /v1/cluster/backups/schedule
+	GetBackupSchedule(context.Context, *GetBackupScheduleRequest) (*GetBackupScheduleResponse, error)
+	// Sets the schedule of backups for the whole cluster. HTTP: POST /v1/cluster/backups/schedule
+	//
+	// The leader keeps to it at once, and so does every later one. BACKUP_NOT_ALLOWED: the node that is asked may not write
+	// to that place at a client's wish, as with CreateBackup; each leader judges that again by its own flags.
+	// UPGRADE_UNDER_WAY: some node is of a version that knows no schedule of the cluster.
+	SetBackupSchedule(context.Context, *SetBackupScheduleRequest) (*SetBackupScheduleResponse, error)
 	// Gives the lead to a node. HTTP: POST /v1/cluster/transfer
 	//
 	// Answered when the node leads, also if it did before. NODE_NOT_FOUND: there is no such node.
@@ -626,6 +664,12 @@ func (UnimplementedLockServiceServer) InvitePeer(context.Context, *InvitePeerReq
 }
 func (UnimplementedLockServiceServer) CreateBackup(context.Context, *CreateBackupRequest) (*CreateBackupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateBackup not implemented")
+}
+func (UnimplementedLockServiceServer) GetBackupSchedule(context.Context, *GetBackupScheduleRequest) (*GetBackupScheduleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBackupSchedule not implemented")
+}
+func (UnimplementedLockServiceServer) SetBackupSchedule(context.Context, *SetBackupScheduleRequest) (*SetBackupScheduleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetBackupSchedule not implemented")
 }
 func (UnimplementedLockServiceServer) TransferLeader(context.Context, *TransferLeaderRequest) (*TransferLeaderResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeader not implemented")
@@ -1000,6 +1044,42 @@ func _LockService_CreateBackup_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LockService_GetBackupSchedule_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBackupScheduleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).GetBackupSchedule(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_GetBackupSchedule_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).GetBackupSchedule(ctx, req.(*GetBackupScheduleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LockService_SetBackupSchedule_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetBackupScheduleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LockServiceServer).SetBackupSchedule(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LockService_SetBackupSchedule_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LockServiceServer).SetBackupSchedule(ctx, req.(*SetBackupScheduleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LockService_TransferLeader_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TransferLeaderRequest)
 	if err := dec(in); err != nil {
@@ -1096,6 +1176,14 @@ var LockService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateBackup",
 			Handler:    _LockService_CreateBackup_Handler,
+		},
+		{
+			MethodName: "GetBackupSchedule",
+			Handler:    _LockService_GetBackupSchedule_Handler,
+		},
+		{
+			MethodName: "SetBackupSchedule",
+			Handler:    _LockService_SetBackupSchedule_Handler,
 		},
 		{
 			MethodName: "TransferLeader",

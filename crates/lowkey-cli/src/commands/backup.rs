@@ -1,10 +1,11 @@
 //! `backup`: copies of the cluster's state in object storage, and a new cluster made of one.
 //!
-//! `create` has a node make one. The others talk to the store alone: they are for the day on which no node runs.
+//! `create` has a node make one, and `schedule` tells the cluster when to. The others talk to the store alone: they are for the day on which no node runs.
 
 mod claiming;
 mod old_members;
 mod progress;
+mod schedule;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 
 pub(crate) use self::claiming::{Claimant, claim};
 use self::progress::Bar;
+use self::schedule::ScheduleArgs;
 use super::recover::AT_ONCE;
 use super::{ServiceArgs, printed};
 use crate::duration::parse_duration;
@@ -38,13 +40,15 @@ enum BackupCommand {
     List(ListArgs),
     /// Read all of a backup and check it, as a restore would: status 1 if it is damaged
     Verify(VerifyArgs),
+    /// Show by which schedule the cluster makes backups, or set it for all nodes at once
+    Schedule(ScheduleArgs),
     /// Make a new cluster of a backup, in an empty data directory, when all nodes are lost
     Restore(RestoreArgs),
 }
 
 #[derive(Debug, Args)]
 struct CreateArgs {
-    /// Where to: s3://BUCKET/FOLDER, gs://…, az://… or file:///FOLDER [default: the node's --backup-to]
+    /// Where to: s3://BUCKET/FOLDER, gs://…, az://… or file:///FOLDER [default: where the cluster keeps its backups]
     #[arg(long, value_name = "URL", help_heading = "The backup")]
     to: Option<StoreUrl>,
 
@@ -127,6 +131,7 @@ pub(crate) fn backup(args: &BackupArgs) -> ExitCode {
     match &args.command {
         BackupCommand::Create(args) => args.service.carry_out(create(args)),
         BackupCommand::List(args) => args.from.carry_out(list(args)),
+        BackupCommand::Schedule(args) => args.service.carry_out(schedule::schedule(args)),
         BackupCommand::Verify(args) => args.from.carry_out(verify(args)),
         BackupCommand::Restore(args) => args.from.carry_out(restore(args)),
     }

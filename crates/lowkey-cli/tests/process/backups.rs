@@ -1,6 +1,7 @@
 //! Backups and restores on real processes: in a folder, and on an S3 server that is not ours.
 
 mod proxy;
+mod schedule;
 pub(crate) mod stores;
 
 use std::collections::BTreeSet;

@@ -25,7 +25,7 @@ use crate::name::{LeaseId, LockName, OwnerId};
 use crate::state::State;
 
 /// The command set that knows of groups: see [`crate::COMMAND_VERSION`].
-pub const GROUPS_VERSION: u32 = 8;
+pub const GROUPS_VERSION: u32 = 9;
 
 /// One change of the groups of a cluster, or of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]

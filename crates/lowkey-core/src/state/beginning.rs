@@ -20,6 +20,7 @@
 //! - **Who may do what** is kept; bearer tokens are, too, after a recovery. After a restore they are not, unless somebody
 //!   wants that: a backup may be older than the revocation of a token.
 //! - **The place of a group among others** is kept: its range, its stripe of lease ids, and the map if it is the root.
+//! - **The schedule of backups** is kept: a cluster that made backups goes on making them.
 //! - **Members** are dropped but for the survivor, which comes in as a new one: no number is given twice.
 //! - **Quarantine**: clients of before may still believe that they hold something. Until they cannot any more, nothing
 //!   is granted. For how long that is, only the leader knows (R5): it ends with [`crate::Command::EndQuarantine`].
@@ -126,6 +127,7 @@ impl State {
             state.put_principal(name, Some(principal));
         }
         state.require_access(self.access.is_required());
+        state.set_backup_schedule(self.backup_schedule.clone());
         state.quarantine = quarantine;
         state.epoch = numbers.epoch();
         state.place = self.place.clone();

@@ -75,7 +75,8 @@ impl State {
             Command::Expire { .. }
             | Command::EndHolds { .. }
             | Command::CancelWait { .. }
-            | Command::EndQuarantine => Ok(None),
+            | Command::EndQuarantine
+            | Command::SetBackupSchedule(_) => Ok(None),
             Command::AddMember { node, invitation } => {
                 let place = self.place_of(node);
                 self.check_node_name(node, place)?;

@@ -93,6 +93,10 @@ impl State {
                 Reply::AccessChanged
             }
             Command::Groups(_) => unreachable!("a change of groups is carried out where its outcome is told"),
+            Command::SetBackupSchedule(schedule) => {
+                self.set_backup_schedule(schedule.clone());
+                Reply::BackupScheduleSet
+            }
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 let expires_unix_ms = since_unix_ms.saturating_add(lifetime_seconds.saturating_mul(1000));
                 self.invite(*invitation, expires_unix_ms, *since_unix_ms);

@@ -3,10 +3,12 @@
 //! A [`Step`] is random and speaks relatively ("the lease that holds it", "the command five steps
 //! ago"); [`log_of`] makes the entries of a log of it.
 
+use std::sync::Arc;
+
 use lowkey_core::{
-    AcquireWith, Applied, ClusterId, Command, Grant, GrantRef, HoldRef, InvitationHash, KeyHash, LeaseId,
-    LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId, RequestId, Requester,
-    Scope, Silence, State, Ticket, Token, Ttl, Value,
+    AcquireWith, Applied, BackupRule, BackupSchedule, ClusterId, Command, Grant, GrantRef, HoldRef,
+    InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName,
+    OwnerId, RequestId, Requester, Scope, Silence, State, Ticket, Token, Ttl, Value,
 };
 use proptest::prelude::{Just, Strategy, any};
 use proptest::{collection, option, prop_oneof};
@@ -137,6 +139,8 @@ enum Action {
         seconds: u64,
         since: u64,
     },
+    /// 0: the flags decide. 1: off.
+    SetBackupSchedule(u8),
     Repeat {
         back: usize,
         since: u64,
@@ -341,8 +345,9 @@ fn plain_action() -> impl Strategy<Value = Action> {
         12 => (0..3u8, 0..4u8, 0..2u8, option::weighted(0.5, 0..2u8)).prop_map(
             |(name, identity, host, invitation)| Action::AddMember { name, identity, host, invitation }
         ),
-        3 => (0..2u8, 1..3u64, since.clone())
+        4 => (0..2u8, 1..3u64, since.clone())
             .prop_map(|(invitation, seconds, since)| Action::Invite { invitation, seconds, since }),
+        1 => (0..4u8).prop_map(Action::SetBackupSchedule),
         2 => (0..3u8, option::weighted(0.3, 1..4u64))
             .prop_map(|(name, member)| Action::RemoveMember { name, member }),
         2 => (1..4u64, 0..3u8, 0..4u8, 0..2u8).prop_map(|(member, name, identity, host)| {
@@ -395,6 +400,17 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let anything = (creates(0..5), collection::vec(step(action().boxed()), 1..80));
     let busy = (creates(4..9), collection::vec(step(busy_action().boxed()), 1..80));
     prop_oneof![2 => anything, 1 => busy].prop_map(|(creates, rest)| [creates, rest].concat())
+}
+
+fn backup_schedule(number: u8) -> Option<BackupSchedule> {
+    match number {
+        0 => None,
+        1 => Some(BackupSchedule::Off),
+        number => {
+            let rule = BackupRule::parse("s3://backups/lowkey", number.into(), 48);
+            Some(BackupSchedule::On(rule.expect("a rule within the limits")))
+        }
+    }
 }
 
 /// The log that the steps stand for.
@@ -547,6 +563,9 @@ impl Seen<'_> {
             Action::RemoveMember { name, member } => {
                 Command::RemoveMember { name: node_name(*name), member: member.map(MemberId) }
             }
+            Action::SetBackupSchedule(number) => {
+                Command::SetBackupSchedule(backup_schedule(*number).map(Arc::new))
+            }
             Action::Repeat { back, since, wait: waits } => {
                 let mut again = self.log.iter().rev().nth(*back)?.command.clone()?;
                 again.stamp(*since);
@@ -583,7 +602,8 @@ impl Seen<'_> {
                     | Command::EndQuarantine
                     | Command::Invite { .. }
                     | Command::Access(_)
-                    | Command::Groups(_) => {}
+                    | Command::Groups(_)
+                    | Command::SetBackupSchedule(_) => {}
                 }
                 command
             }

@@ -6,11 +6,12 @@
 //! with no waiter before it, and then the next, until there is none.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use lowkey_core::{
-    AcquireWith, Applied, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef, Holder, InTheWay,
-    InvitationHash, LeaseId, LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo, NodeName, OwnerId,
-    Refusal, Reply, RequestId, Requester, Scope, Ticket, Token, Ttl, Value, WaitEnd,
+    AcquireWith, Applied, BackupSchedule, Cause, Change, ChangeKind, Command, Event, GrantRef, HoldRef,
+    Holder, InTheWay, InvitationHash, LeaseId, LockName, MaxHold, MemberId, Mode, NodeIdentity, NodeInfo,
+    NodeName, OwnerId, Refusal, Reply, RequestId, Requester, Scope, Ticket, Token, Ttl, Value, WaitEnd,
 };
 
 #[derive(Default)]
@@ -25,6 +26,8 @@ pub(crate) struct Model {
     pub(crate) members: Vec<(MemberId, NodeInfo)>,
     /// Until when each is good, and who came with it.
     pub(crate) invitations: Vec<(InvitationHash, u64, Option<NodeIdentity>)>,
+    /// The one that was set last.
+    pub(crate) backup_schedule: Option<Arc<BackupSchedule>>,
     /// Every acquire that was answered with a grant, the first one and those that asked again.
     answered: Vec<(Token, RequestId)>,
     done: Vec<Done>,
@@ -153,7 +156,8 @@ fn since(command: &Command) -> u64 {
         | Command::RemoveMember { .. }
         | Command::EndQuarantine
         | Command::Access(_)
-        | Command::Groups(_) => 0,
+        | Command::Groups(_)
+        | Command::SetBackupSchedule(_) => 0,
     }
 }
 
@@ -230,6 +234,10 @@ impl Model {
             Command::EndQuarantine => Ok(Reply::QuarantineEnded),
             Command::Invite { invitation, lifetime_seconds, since_unix_ms } => {
                 self.invite(*invitation, *lifetime_seconds, *since_unix_ms)
+            }
+            Command::SetBackupSchedule(schedule) => {
+                self.backup_schedule.clone_from(schedule);
+                Ok(Reply::BackupScheduleSet)
             }
             // Who may do what has a model of its own: see `tests/access.rs`.
             Command::Access(change) => unreachable!("{change:?} is in no history of this model"),

@@ -33,6 +33,22 @@ pub(crate) struct StateWire {
     pub(crate) principals: Vec<PrincipalWire>,
     #[prost(bool, tag = "25")]
     pub(crate) access_required: bool,
+    #[prost(uint64, tag = "55")]
+    pub(crate) epoch: u64,
+    #[prost(message, repeated, tag = "56")]
+    pub(crate) backup_schedule: Vec<BackupScheduleWire>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BackupScheduleWire {
+    #[prost(string, tag = "1")]
+    pub(crate) to: String,
+    #[prost(uint32, tag = "2")]
+    pub(crate) every_seconds: u32,
+    #[prost(uint32, tag = "3")]
+    pub(crate) keep: u32,
+    #[prost(bool, tag = "4")]
+    pub(crate) is_off: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -130,7 +130,8 @@ impl Judge<'_> {
             | Command::RemoveMember { .. }
             | Command::Invite { .. }
             | Command::Access(_)
-            | Command::Groups(_) => self.may(caller, Verb::Admin, On::Everything),
+            | Command::Groups(_)
+            | Command::SetBackupSchedule(_) => self.may(caller, Verb::Admin, On::Everything),
             // Only a leader proposes these, and asks nobody.
             Command::CancelWait { .. }
             | Command::Expire { .. }
@@ -204,7 +205,7 @@ impl Judge<'_> {
                 }
             }
             Query::Revision => self.state.access().knows(caller).map_err(Failure::Denied),
-            Query::Access => self.may(caller, Verb::Admin, On::Everything),
+            Query::Access | Query::BackupSchedule => self.may(caller, Verb::Admin, On::Everything),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use lowkey_core::{Access, Epoch, MemberId, NodeInfo, State, Token, mutants};
+use lowkey_core::{Access, BackupSchedule, Epoch, MemberId, NodeInfo, State, Token, mutants};
 use raft::StateRole;
 use raft::eraftpb::ConfState;
 
@@ -53,6 +53,8 @@ pub struct Status {
     pub last_member: MemberId,
     /// The epoch that the counters began with, if one was claimed for them.
     pub epoch: Option<Epoch>,
+    /// What the cluster says of its backups; nothing if the flags of its nodes decide.
+    pub backup_schedule: Option<Arc<BackupSchedule>>,
     /// The cluster began anew, and grants nothing for a while.
     pub quarantine: bool,
     /// Until when, if this node leads.
@@ -149,6 +151,7 @@ pub(super) fn status(replica: &Replica) -> Status {
         leaving: leaving(state, conf_state).collect(),
         last_member: state.last_member(),
         epoch: state.epoch(),
+        backup_schedule: state.backup_schedule().cloned(),
         quarantine: state.is_in_quarantine(),
         quarantine_ends: replica.lead.get().and_then(Lead::quarantine_ends),
         timing_factor: replica.timing.factor(),

@@ -323,6 +323,7 @@ pub(crate) mod tests {
             leaving: leaving.iter().copied().map(MemberId).collect(),
             last_member: MemberId(last_member),
             epoch: None,
+            backup_schedule: None,
             quarantine: false,
             quarantine_ends: None,
             timing_factor: 1,

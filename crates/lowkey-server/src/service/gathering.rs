@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lowkey_api::v1::{
-    GetClusterStatusRequest, GetClusterStatusResponse, Member, NodeReport, RequireAccessResponse,
-    WouldBeRefused,
+    GetBackupScheduleResponse, GetClusterStatusRequest, GetClusterStatusResponse, Member, NodeReport,
+    RequireAccessResponse, WouldBeRefused,
 };
 use lowkey_api::{ApiError, ErrorDetail};
 use lowkey_core::{Caller, GroupId, MemberId};
@@ -57,7 +57,8 @@ impl Service {
         };
         self.metrics.report(lane.view.status().expired_leases, &mut node);
         let seen = status.members.iter().filter(|_| status.is_leader).map(Member::encode_to_vec).collect();
-        Report { node: node.encode_to_vec(), seen }
+        let backups = if status.is_leader { self.backups.report().encode_to_vec() } else { Vec::new() };
+        Report { node: node.encode_to_vec(), seen, backups }
     }
 
     async fn gather(&self) -> GetClusterStatusResponse {
@@ -105,6 +106,23 @@ impl Service {
                 (NodeReport { member: Some(member), problem, ..NodeReport::default() }, Vec::new())
             }
         }
+    }
+
+    /// What the leader makes of the schedule of backups, in its own words; nothing if it does not tell.
+    pub(crate) async fn leaders_backups(&self) -> Option<GetBackupScheduleResponse> {
+        let status = self.get_status();
+        let leader = status.members.iter().find(|member| member.leader)?;
+        let mut told = match leader.node_id == self.node_name {
+            true => self.backups.report(),
+            false => {
+                let report: Report = self.ask_for(MemberId(leader.member_id), REPORT).await.ok()?;
+                // A node of the version before tells nothing, and one that does not lead any more, too.
+                let told = (!report.backups.is_empty()).then_some(report.backups)?;
+                GetBackupScheduleResponse::decode(told.as_slice()).ok()?
+            }
+        };
+        told.leader_id.clone_from(&leader.node_id);
+        Some(told)
     }
 
     /// What this node would have refused in the last hour, had access been required.

@@ -10,13 +10,14 @@ use http::HeaderValue;
 use lowkey_api::v1::{
     AcquireLockRequest, AcquireLockResponse, AddPeerRequest, AddPeerResponse, CampaignRequest,
     CampaignResponse, CheckTokenRequest, CheckTokenResponse, CreateBackupRequest, CreateBackupResponse,
-    CreateLeaseRequest, CreateLeaseResponse, GetClusterStatusRequest, GetClusterStatusResponse,
-    GetLeaseRequest, GetLeaseResponse, GetLockRequest, GetLockResponse, GetStatusResponse, HeartbeatResponse,
-    InvitePeerRequest, InvitePeerResponse, LeaderRequest, LeaderResponse, Lease, LeasesRenewed,
-    ListLeasesRequest, ListLeasesResponse, ListLocksRequest, ListLocksResponse, LockHolder, Member,
-    NodeReport, ObserveEvent, ObserveRequest, ProclaimRequest, ProclaimResponse, ReleaseLockRequest,
-    ReleaseLockResponse, RemovePeerRequest, RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse,
-    RenewLeases, ResignRequest, ResignResponse, RevokeLeaseRequest, RevokeLeaseResponse,
+    CreateLeaseRequest, CreateLeaseResponse, GetBackupScheduleRequest, GetBackupScheduleResponse,
+    GetClusterStatusRequest, GetClusterStatusResponse, GetLeaseRequest, GetLeaseResponse, GetLockRequest,
+    GetLockResponse, GetStatusResponse, HeartbeatResponse, InvitePeerRequest, InvitePeerResponse,
+    LeaderRequest, LeaderResponse, Lease, LeasesRenewed, ListLeasesRequest, ListLeasesResponse,
+    ListLocksRequest, ListLocksResponse, LockHolder, Member, NodeReport, ObserveEvent, ObserveRequest,
+    ProclaimRequest, ProclaimResponse, ReleaseLockRequest, ReleaseLockResponse, RemovePeerRequest,
+    RemovePeerResponse, RenewLeaseRequest, RenewLeaseResponse, RenewLeases, ResignRequest, ResignResponse,
+    RevokeLeaseRequest, RevokeLeaseResponse, SetBackupScheduleRequest, SetBackupScheduleResponse,
     TransferLeaderRequest, TransferLeaderResponse, WatchEvent, WatchRequest,
 };
 use lowkey_api::{ApiError, Reason};
@@ -324,6 +325,21 @@ impl FakeNode {
         Ok(CreateBackupResponse { url: request.to, size_bytes: 100, ..Default::default() })
     }
 
+    async fn get_backup_schedule(
+        &self,
+        _request: GetBackupScheduleRequest,
+    ) -> Result<GetBackupScheduleResponse, ApiError> {
+        let to = "s3://backups/lowkey".to_owned();
+        Ok(GetBackupScheduleResponse { to, every_seconds: 600, keep: 48, ..Default::default() })
+    }
+
+    async fn set_backup_schedule(
+        &self,
+        _request: SetBackupScheduleRequest,
+    ) -> Result<SetBackupScheduleResponse, ApiError> {
+        Ok(SetBackupScheduleResponse {})
+    }
+
     async fn transfer_leader(
         &self,
         request: TransferLeaderRequest,
@@ -362,6 +378,8 @@ impl Node for FakeNode {
             "RemovePeer" => remove_peer,
             "InvitePeer" => invite_peer,
             "CreateBackup" => create_backup,
+            "GetBackupSchedule" => get_backup_schedule,
+            "SetBackupSchedule" => set_backup_schedule,
             "TransferLeader" => transfer_leader,
             "GetClusterStatus" => get_cluster_status,
             "Campaign" => campaign,

@@ -45,7 +45,8 @@ impl Requests {
             | Command::EndQuarantine
             | Command::Invite { .. }
             | Command::Access(_)
-            | Command::Groups(_) => return Ok(()),
+            | Command::Groups(_)
+            | Command::SetBackupSchedule(_) => return Ok(()),
         };
         if let Command::Release { grant: GrantRef::GivenUp(acquire, _), .. } = &committed.command
             && committed.applied.reply.is_ok()

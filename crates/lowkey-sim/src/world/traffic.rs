@@ -343,6 +343,7 @@ fn id_of(request: &Request) -> Option<RequestId> {
         | Command::EndQuarantine
         | Command::Invite { .. }
         | Command::Access(_)
-        | Command::Groups(_) => None,
+        | Command::Groups(_)
+        | Command::SetBackupSchedule(_) => None,
     }
 }

@@ -123,6 +123,7 @@ const WELL: &[(&str, &str)] = &[
     (r#"lowkey_tls_handshakes_failed_total{job="lowkey",instance="a"}"#, "1x1500"),
     (r#"lowkey_access_refused_total{job="lowkey",instance="a",cause="unauthenticated"}"#, "1x1500"),
     (r#"lowkey_backup_age_seconds{job="lowkey",instance="a"}"#, "300x1500"),
+    (r#"lowkey_backup_every_seconds{job="lowkey",instance="a"}"#, "600x1500"),
     (r#"lowkey_backups_failed_total{job="lowkey",instance="a"}"#, "1x1500"),
     (r#"lowkey_audit_writable{job="lowkey",instance="a"}"#, "1x1500"),
     (r#"lowkey_audit_gaps_total{job="lowkey",instance="a"}"#, "1x1500"),

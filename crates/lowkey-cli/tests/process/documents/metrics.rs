@@ -108,6 +108,7 @@ fn the_guide_for_operators_and_the_dashboard_have_every_metric_and_no_other() {
     let all = documented.clone();
     // Only where a node keeps to a plan: see the tests of backups.
     assert!(documented.remove("lowkey_backup_age_seconds"));
+    assert!(documented.remove("lowkey_backup_every_seconds"));
     for name in ONLY_WITH_TLS {
         assert!(documented.remove(name), "{name} is not in the guide");
     }

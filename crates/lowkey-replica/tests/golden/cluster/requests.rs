@@ -1,10 +1,12 @@
 //! How a script's words become requests.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use lowkey_core::{
-    AcquireWith, Command, GrantRef, Holds, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, Mode,
-    NamePrefix, NodeIdentity, OwnerId, RequestId, Requester, Scope, Token, Ttl, Value, WaitTime,
+    AcquireWith, BackupSchedule, Command, GrantRef, Holds, InvitationHash, KeyHash, LeaseId, LockName,
+    MaxHold, Mode, NamePrefix, NodeIdentity, OwnerId, RequestId, Requester, Scope, Token, Ttl, Value,
+    WaitTime,
 };
 use lowkey_replica::{Query, Request};
 
@@ -131,6 +133,7 @@ impl<'a> Words<'a> {
                 lifetime_seconds: self.key("seconds").ok_or("seconds are needed")?.parse()?,
                 since_unix_ms,
             },
+            "stop_backups" => Command::SetBackupSchedule(Some(Arc::new(BackupSchedule::Off))),
             "remove_member" => Command::RemoveMember { name: node_info(self.node()?).name, member: None },
             "transfer" => return Ok(Request::Transfer { to: node_info(self.node()?).name }),
             other => return Err(format!("no such request: {other}").into()),

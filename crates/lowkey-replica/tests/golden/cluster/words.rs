@@ -71,6 +71,8 @@ fn entry_words(data: &[u8]) -> String {
         Ok(Command::Groups(change)) => format!("groups({change:?})"),
         Ok(Command::Access(change)) => format!("access({change:?})"),
         Ok(Command::Invite { invitation, .. }) => format!("invite({})", invitation.0[0]),
+        Ok(Command::SetBackupSchedule(None)) => "set_backups(flags)".to_owned(),
+        Ok(Command::SetBackupSchedule(Some(_))) => "set_backups".to_owned(),
         Ok(Command::EndQuarantine) => "end_quarantine".to_owned(),
         Err(_) => "members".to_owned(),
     }
@@ -130,6 +132,7 @@ pub(crate) fn answer_words(answer: &Result<Response, Failure>) -> String {
             format!("not current, {other}as of {revision}")
         }
         Ok(Response::Access(_)) => "access".to_owned(),
+        Ok(Response::BackupSchedule(_)) => "how backups are made".to_owned(),
         Ok(Response::Revision(revision)) => format!("revision {revision}"),
         Ok(Response::Leads { member }) => format!("n{member} leads"),
         Err(Failure::QuorumAtRisk { answering, voters }) => {
@@ -181,6 +184,7 @@ fn reply_words(reply: &Reply) -> String {
         Reply::GroupSplit { child } => format!("group {child} split off"),
         Reply::GroupsChanged => "groups changed".to_owned(),
         Reply::AccessChanged => "access changed".to_owned(),
+        Reply::BackupScheduleSet => "backups are set".to_owned(),
         Reply::Invited { expires_unix_ms } => format!("invited until {expires_unix_ms} ms"),
         Reply::QuarantineEnded => "quarantine ended".to_owned(),
     }
