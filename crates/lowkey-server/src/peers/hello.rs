@@ -326,6 +326,7 @@ pub(crate) mod tests {
             quarantine: false,
             quarantine_ends: None,
             timing_factor: 1,
+            raft_tick: lowkey_replica::RaftTick::SHORTEST,
         }
     }
 
