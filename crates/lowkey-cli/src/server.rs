@@ -15,7 +15,8 @@ use lowkey_server::edge::http::{HttpHost, HttpOrigin};
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
 use lowkey_server::{
-    About, AuditLimits, BackupPlan, ClusterOf, Config, Ended, FormSecret, JoinToken, RunningNode, StartError,
+    About, AuditLimits, BackupPlan, ClusterOf, Config, Ended, FormSecret, JoinToken, RaftTick, RunningNode,
+    StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -86,6 +87,11 @@ pub(crate) struct ServerArgs {
     /// The node's name in the cluster [default: made once, and kept in the data directory]
     #[arg(long, value_name = "NAME", env = "LOWKEY_NODE_ID", value_parser = parse_node_name, help_heading = "The cluster")]
     node_id: Option<NodeName>,
+
+    /// The base of Raft's timing, 10ms to 100ms in steps of 10ms, the same on all nodes: longer for zones that are far apart,
+    /// and a leader that died is replaced so many times later
+    #[arg(long, value_name = "TIME", default_value = "10ms", env = "LOWKEY_RAFT_TICK", value_parser = parse_raft_tick, help_heading = "The cluster")]
+    raft_tick: RaftTick,
 
     /// Where to listen for the other nodes
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7000", env = "LOWKEY_RAFT_ADDR", value_parser = parse_listen, help_heading = "Addresses")]
@@ -285,6 +291,11 @@ pub(crate) fn parse_backup_every(text: &str) -> Result<Duration, String> {
     (every >= Duration::from_secs(1)).then_some(every).ok_or_else(|| "must be at least 1s".to_owned())
 }
 
+fn parse_raft_tick(text: &str) -> Result<RaftTick, String> {
+    let ms = u64::try_from(parse_duration(text)?.as_millis()).unwrap_or(u64::MAX);
+    RaftTick::from_millis(ms).ok_or_else(|| "must be 10ms to 100ms, in steps of 10ms".to_owned())
+}
+
 fn parse_node_name(text: &str) -> Result<NodeName, String> {
     NodeName::parse(text).map_err(|invalid| invalid.problem)
 }
@@ -447,6 +458,7 @@ async fn serve(args: ServerArgs, descriptors: Option<usize>) -> Result<(), Start
         join_token,
         cluster_of,
         insecure: args.insecure,
+        raft_tick: args.raft_tick,
         raft_listen: args.raft_addr.address,
         grpc_listen: args.grpc_addr.address,
         http_listen: args.http_addr.address,
@@ -581,6 +593,15 @@ mod tests {
         }
         for text in ["", "1", "15MiB", "1GB", "GiB", "18446744073709551615GiB"] {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_tick_has_a_unit_and_is_one_of_ten() {
+        assert_eq!(parse_raft_tick("10ms"), Ok(RaftTick::SHORTEST));
+        assert_eq!(parse_raft_tick("50ms").unwrap().millis(), 50);
+        for text in ["", "50", "0ms", "15ms", "110ms", "1s", "365d"] {
+            assert!(parse_raft_tick(text).is_err(), "{text}");
         }
     }
 

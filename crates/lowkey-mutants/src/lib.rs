@@ -157,6 +157,7 @@ mutants! {
     THE_TIMING_FACTOR_IS_NEVER_TOLD: ByScenario, "the timing factor is never told";
     THE_TIMING_FACTOR_IS_NEVER_TAKEN_BACK: ByScenario, "the timing factor is never taken back";
     R8_IS_STRETCHED: ByScenario, "R8 is stretched";
+    THE_TICK_STRETCHES_R8: ByScenario, "the tick stretches R8";
     A_STALL_IS_NOT_GIVEN_BACK: ByScenario, "a stall is not given back";
     // What is kept of grants that are over.
     A_SNAPSHOT_IS_SAVED_BEFORE_ITS_AUDIT: BySeeds, "a snapshot is saved before its audit";

@@ -3,6 +3,7 @@
 use lowkey_core::{COMMAND_VERSION, GroupId, MemberId};
 
 use crate::lead::QUARANTINE_NANOS;
+use crate::raft_tick::RaftTick;
 use crate::time::MILLISECOND;
 
 /// What a replica is told once, when it is made.
@@ -19,6 +20,8 @@ pub struct Config {
     pub unix_ms_at_zero: u64,
     /// The command set that this node understands.
     pub command_version: u32,
+    /// How far apart `raft` sees ticks while all is calm; the same on all nodes.
+    pub raft_tick: RaftTick,
     /// Leases that may exist at a time.
     pub leases_max: usize,
     /// How long after its deadline a lease is ended; later is always safe.
@@ -55,6 +58,7 @@ impl Config {
             seed,
             unix_ms_at_zero: 0,
             command_version: COMMAND_VERSION,
+            raft_tick: RaftTick::default(),
             leases_max: 1_000_000,
             expiry_grace_nanos: 20 * MILLISECOND,
             quarantine_nanos: QUARANTINE_NANOS,

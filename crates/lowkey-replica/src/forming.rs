@@ -39,6 +39,7 @@ mod waiting;
 use lowkey_core::{ClusterId, FirstMembers, MemberId, NodeIdentity, NodeInfo, mutants};
 
 pub use self::waiting::Waiting;
+use crate::raft_tick::RaftTick;
 
 /// How many attempts a node remembers that it renounced. Each costs the loss of a coordinator's disk.
 const RENOUNCED_MAX: usize = 256;
@@ -120,6 +121,8 @@ pub struct Statement {
     pub node: NodeInfo,
     /// How many nodes it was told that there are to be.
     pub size: usize,
+    /// The base of its timing, which all nodes of a cluster share.
+    pub raft_tick: RaftTick,
     /// Its clock, in minutes since 1970.
     pub unix_minutes: u64,
     /// What is on its disk.
@@ -179,6 +182,7 @@ pub struct Forming {
     own: NodeInfo,
     identity: NodeIdentity,
     size: usize,
+    raft_tick: RaftTick,
     /// As it is on disk.
     memory: Memory,
     /// What this node means to decide, if it coordinates.
@@ -186,10 +190,15 @@ pub struct Forming {
 }
 
 impl Forming {
-    /// A node with this identity that is to found a cluster of so many. `memory` is what its disk holds.
-    pub fn new(identity: NodeIdentity, own: NodeInfo, size: usize, memory: Memory) -> Self {
+    /// A node with this identity that is to found a cluster of so many with this tick. `memory` is what its disk holds.
+    pub fn new(
+        identity: NodeIdentity,
+        own: NodeInfo,
+        (size, raft_tick): (usize, RaftTick),
+        memory: Memory,
+    ) -> Self {
         let own = NodeInfo { identity: Some(identity), ..own };
-        Self { own, identity, size, memory, plan: None }
+        Self { own, identity, size, raft_tick, memory, plan: None }
     }
 
     /// What is to be told to others.
@@ -198,7 +207,7 @@ impl Forming {
         let promised = self.memory.promise.as_ref().map(|promise| promise.attempt);
         let plan = self.plan.clone().filter(|plan| promised == Some(plan.attempt));
         let (node, memory) = (self.own.clone(), self.memory.clone());
-        Statement { node, size: self.size, unix_minutes, memory, plan }
+        Statement { node, size: self.size, raft_tick: self.raft_tick, unix_minutes, memory, plan }
     }
 
     /// This is on disk now.
@@ -280,6 +289,10 @@ impl Forming {
         if let Some(other) = view.iter().find(|said| said.size != self.size) {
             let node = other.node.name.clone();
             return Err(Waiting::OtherSize { node, theirs: other.size, own: self.size });
+        }
+        if let Some(other) = view.iter().find(|said| said.raft_tick != self.raft_tick) {
+            let node = other.node.name.clone();
+            return Err(Waiting::OtherTick { node, theirs: other.raft_tick, own: self.raft_tick });
         }
         if let Some(twins) = view.windows(2).find(|pair| pair[0].node.name == pair[1].node.name) {
             return Err(Waiting::SameName { node: twins[0].node.name.clone() });

@@ -117,6 +117,7 @@ impl Replica {
         let mut replica = Self {
             durability: Durability::new(node.raft.term, node.raft.raft_log.committed, repairs),
             standing: Standing::new(Nanos(0), node.raft.term, node.raft.state),
+            timing: Timing::new(config.raft_tick),
             config,
             node,
             state,
@@ -125,7 +126,6 @@ impl Replica {
             appends: Appends::default(),
             ready: None,
             contact: Contact::default(),
-            timing: Timing::new(),
             lead: Leadership::default(),
             arrivals: Arrivals::default(),
             stale_reads: VecDeque::new(),
@@ -195,12 +195,15 @@ impl Replica {
         self.tell_commit();
         self.settle(now);
         if let Some(lead) = self.lead.get_mut() {
-            // R8: clients are not punished for the service's own pause. The timing factor has no say in it.
-            let is_stall = match mutants::R8_IS_STRETCHED.is_active() {
-                false => gap > STALL_NANOS,
-                true => gap > STALL_NANOS * u64::from(self.timing.factor()),
-            };
-            if is_stall && !mutants::A_STALL_IS_NOT_GIVEN_BACK.is_active() {
+            // R8: clients are not punished for the service's own pause. Neither timing factor nor tick has a say in it.
+            let mut stall_nanos = STALL_NANOS;
+            if mutants::R8_IS_STRETCHED.is_active() {
+                stall_nanos *= u64::from(self.timing.factor());
+            }
+            if mutants::THE_TICK_STRETCHES_R8.is_active() {
+                stall_nanos *= u64::from(self.config.raft_tick.steps());
+            }
+            if gap > stall_nanos && !mutants::A_STALL_IS_NOT_GIVEN_BACK.is_active() {
                 lead.forgive(gap);
             }
             lead.arm_some(now, &self.state);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lowkey_core::NodeName;
+use lowkey_replica::RaftTick;
 
 use crate::backups::BackupPlan;
 use crate::edge::http::{HttpHost, HttpOrigin};
@@ -37,6 +38,8 @@ pub struct Config {
     pub join_token: Option<JoinToken>,
     /// The network is trusted: client ports need no TLS, and nodes may join without an invitation.
     pub insecure: bool,
+    /// The base of Raft's timing; the same on all nodes.
+    pub raft_tick: RaftTick,
     /// Where to listen for peers.
     pub raft_listen: SocketAddr,
     /// Where to listen for gRPC.

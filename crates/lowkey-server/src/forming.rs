@@ -15,7 +15,7 @@ use std::time::Duration;
 use axum::Router;
 use lowkey_core::{ClusterId, GroupId, NodeInfo};
 use lowkey_replica::forming::{Belongs, Chance, Forming, Memory, Plan, Statement, Step, Waiting};
-use lowkey_replica::found_together;
+use lowkey_replica::{RaftTick, found_together};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -69,14 +69,20 @@ impl Voice {
     }
 
     /// The voice of a member.
-    pub(crate) fn of_member(form: &ClusterOf, node: NodeInfo, cluster: ClusterId, memory: &Memory) -> Self {
+    pub(crate) fn of_member(
+        form: &ClusterOf,
+        raft_tick: RaftTick,
+        node: NodeInfo,
+        cluster: ClusterId,
+        memory: &Memory,
+    ) -> Self {
         let belongs = match &memory.belongs {
             Belongs::Founded(plan) if plan.cluster == cluster => Belongs::Founded(plan.clone()),
             _ => Belongs::Cluster(cluster),
         };
         let memory = Memory { belongs, ..memory.clone() };
-        let size = form.size;
-        let statement = Statement { node, size, unix_minutes: unix_ms() / 60_000, memory, plan: None };
+        let (size, unix_minutes) = (form.size, unix_ms() / 60_000);
+        let statement = Statement { node, size, raft_tick, unix_minutes, memory, plan: None };
         Self::new(form.secret.clone(), statement)
     }
 
@@ -150,7 +156,7 @@ fn twin(listener: &mut TcpListener) -> Result<TcpListener, StartError> {
 /// Founds a cluster with the others, or finds that there is one. The directory belongs to the cluster if one was founded;
 /// if not, the node is to join it by `join`, and the ports answer until it has.
 pub(crate) async fn form(
-    form: &ClusterOf,
+    (form, raft_tick): (&ClusterOf, RaftTick),
     asked: (&[String], &Dialer),
     ports: ([&mut TcpListener; 2], Option<Arc<Tls>>),
     own: (&mut DataDirectory, &NodeInfo),
@@ -159,7 +165,7 @@ pub(crate) async fn form(
     let (addresses, dialer) = asked;
     let (directory, info) = own;
     let memory = directory.node.forming.clone();
-    let mut forming = Forming::new(directory.node.identity, info.clone(), form.size, memory);
+    let mut forming = Forming::new(directory.node.identity, info.clone(), (form.size, raft_tick), memory);
     let voice = Voice::new(form.secret.clone(), forming.statement(unix_ms() / 60_000));
     let (listeners, tls) = ports;
     let waitroom = Waitroom::open(listeners, voice.clone(), tls)?;

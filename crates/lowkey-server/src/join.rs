@@ -7,6 +7,7 @@ use lowkey_api::v1::lock_service_client::LockServiceClient;
 use lowkey_api::v1::{AddPeerRequest, AddPeerResponse, GetStatusRequest};
 use lowkey_api::{ApiError, Reason};
 use lowkey_core::{ClusterId, KeyHash, MemberId, NodeInfo};
+use lowkey_replica::RaftTick;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 
@@ -29,7 +30,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) const REMOVED_MEMBER: &str = "removed_member_id";
 
 /// A node's request to join.
-pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
+pub(crate) fn request((info, raft_tick): (&NodeInfo, RaftTick)) -> AddPeerRequest {
     AddPeerRequest {
         node_id: info.name.to_string(),
         raft_address: info.raft_address.clone(),
@@ -38,6 +39,7 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
         http_address: info.http_address.clone(),
         command_version: info.command_version,
         key_hash: info.key_hash.map(|hash| hash.to_string()).unwrap_or_default(),
+        raft_tick_ms: raft_tick.tell(),
         ..AddPeerRequest::default()
     }
 }
@@ -46,9 +48,9 @@ pub(crate) fn request(info: &NodeInfo) -> AddPeerRequest {
 pub(crate) async fn join(
     dialer: &Dialer,
     addresses: &[String],
-    info: &NodeInfo,
+    asking: (&NodeInfo, RaftTick),
 ) -> Result<Joined, StartError> {
-    let request = request(info);
+    let request = request(asking);
     let gave_up = |problem: &str| {
         format!(
             "could not join a cluster through {} within {} s: {problem}; check that these are gRPC addresses of \
@@ -88,7 +90,7 @@ async fn keep_asking<R>(
 /// that the invitation says.
 pub(crate) async fn join_invited(
     token: &JoinToken,
-    info: &NodeInfo,
+    (info, raft_tick): (&NodeInfo, RaftTick),
     tls: &Arc<PeerTls>,
 ) -> Result<Joined, StartError> {
     let request = JoinRequest {
@@ -101,6 +103,7 @@ pub(crate) async fn join_invited(
         key_hash: info.key_hash.map(|hash| hash.0.to_vec()).unwrap_or_default(),
         secret: token.secret.0.to_vec(),
         invitation: Vec::new(),
+        raft_tick_ms: raft_tick.tell(),
     };
     let gave_up = |problem: &str| {
         format!(

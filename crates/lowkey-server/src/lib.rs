@@ -39,6 +39,7 @@ pub use config::{AuditLimits, Config};
 pub use error::StartError;
 pub use forming::{ClusterOf, FormSecret};
 pub use invitation::JoinToken;
+pub use lowkey_replica::RaftTick;
 pub use metrics::CONTENT_TYPE as METRICS_CONTENT_TYPE;
 pub use node::{About, Ended, RunningNode, start};
 pub use recover::{Anew, Inspected, Lost, LostCluster, Recovered, Unfinished, inspect};

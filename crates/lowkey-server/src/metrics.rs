@@ -333,6 +333,8 @@ impl Collector for Observed {
         gauge(encoder, "term", "The present term; each new one is an election", status.term)?;
         let factor = u64::from(status.timing_factor);
         gauge(encoder, "timing_factor", "How much longer than usual nodes wait for a sign of life", factor)?;
+        let tick = Duration::from_millis(status.raft_tick.millis()).as_secs_f64();
+        gauge(encoder, "raft_tick_seconds", "The base of Raft's timing, as the node was started", tick)?;
         gauge(encoder, "applied_index", "The last entry that is applied here", status.applied)?;
         gauge(encoder, "committed_index", "The last entry known to be committed", status.committed)?;
         gauge(encoder, "leases", "Leases that exist", status.leases as u64)?;

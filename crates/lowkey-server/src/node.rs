@@ -263,17 +263,18 @@ async fn settle_membership(
     }
     directory.keep_identity()?;
     key.keep()?;
+    let asking = (info, config.raft_tick);
     if let Some(form) = &config.cluster_of {
         let listeners = [&mut ports.grpc, &mut ports.http];
         let join = async |directory: &mut DataDirectory| {
             let joined = match &config.join_token {
-                Some(token) => join::join_invited(token, info, &Arc::new(PeerTls::new(key)?)).await?,
-                None => join::join(dialer, &config.join, info).await?,
+                Some(token) => join::join_invited(token, asking, &Arc::new(PeerTls::new(key)?)).await?,
+                None => join::join(dialer, &config.join, asking).await?,
             };
             directory.join(joined)
         };
         return forming::form(
-            form,
+            (form, config.raft_tick),
             (&config.join, dialer),
             (listeners, tls.clone()),
             (directory, info),
@@ -283,7 +284,7 @@ async fn settle_membership(
     }
     if let Some(token) = &config.join_token {
         let tls = Arc::new(PeerTls::new(key)?);
-        directory.join(join::join_invited(token, info, &tls).await?)?;
+        directory.join(join::join_invited(token, asking, &tls).await?)?;
         return Ok("joined the cluster");
     }
     if config.bootstrap && !join::any_has_cluster(dialer, &config.join).await? {
@@ -295,7 +296,7 @@ async fn settle_membership(
         directory.found(cluster, &found(GroupId::ROOT, cluster, info.clone()))?;
         return Ok("founded a new cluster");
     }
-    directory.join(join::join(dialer, &config.join, info).await?)?;
+    directory.join(join::join(dialer, &config.join, asking).await?)?;
     Ok("joined the cluster")
 }
 
@@ -350,6 +351,7 @@ fn run(
         own: member,
         identity: directory.node.identity,
         raft_address: info.raft_address.clone(),
+        raft_tick: config.raft_tick,
         tls: Arc::new(PeerTls::new(&key)?),
         known: Known::new(directory.node.known.iter().cloned()),
     });
@@ -406,7 +408,8 @@ fn run(
     });
     let join = config.join.clone();
     let memory = &directory.node.forming;
-    let voice = config.cluster_of.as_ref().map(|form| Voice::of_member(form, info.clone(), cluster, memory));
+    let voice = |form| Voice::of_member(form, config.raft_tick, info.clone(), cluster, memory);
+    let voice = config.cluster_of.as_ref().map(voice);
     let open = open_ports(config, ports, &info, &service, (budget, tls.clone(), voice))?;
     tokio::spawn(announce(Arc::clone(&service), info, join, Dialer::new(tls.clone())));
     Ok(RunningNode { service, host, open, ended, about, tls, _directory: directory })
@@ -449,6 +452,7 @@ fn root_lane(
     let replica_config = lowkey_replica::Config {
         unix_ms_at_zero: unix_ms(),
         leases_max: config.leases_max,
+        raft_tick: config.raft_tick,
         quarantine_nanos: quarantine.unwrap_or(usual.quarantine_nanos),
         ..usual
     };
@@ -575,7 +579,10 @@ async fn announce(service: Arc<Service>, info: NodeInfo, join: Vec<String>, dial
             continue;
         }
         // With its number: a removed node must not join again by announcing its address.
-        let request = AddPeerRequest { member_id: root.view.own().0, ..join::request(&info) };
+        let request = AddPeerRequest {
+            member_id: root.view.own().0,
+            ..join::request((&info, service.hello.raft_tick))
+        };
         let outcome = if status.leader.is_some() {
             let request = service.guard().for_node(request);
             service.call(request).await.map(|_| ()).map_err(|error| Problem::of(&error, ""))

@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lowkey_core::{ClusterId, NodeIdentity, NodeInfo, NodeName};
+use lowkey_replica::RaftTick;
 use lowkey_replica::forming::{Attempt, Belongs, Chance, Forming, Memory, Plan, Statement, Step};
 
 use crate::invariants::{Check, Violation, broken};
@@ -143,7 +144,8 @@ impl World {
         if machine.process.is_none() {
             let own = info(&machine.name);
             let (identity, memory) = (machine.identity, machine.memory.clone());
-            machine.process = Some(Forming::new(identity, own, self.weather.machines, memory));
+            let told = (self.weather.machines, RaftTick::SHORTEST);
+            machine.process = Some(Forming::new(identity, own, told, memory));
         }
     }
 

@@ -39,4 +39,4 @@ pub mod judge {
 
 pub use invariants::Violation;
 pub use tamper::tamper;
-pub use world::{WorldSummary, run, run_with_groups};
+pub use world::{WorldSummary, run, run_with_groups, run_with_raft_tick};

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lowkey_sim::{Violation, WorldSummary, run, run_with_groups};
+use lowkey_replica::RaftTick;
+use lowkey_sim::{Violation, WorldSummary, run, run_with_groups, run_with_raft_tick};
 
 /// Simulates lowkey clusters under faults, faster than real time, and checks what must always be true.
 #[derive(Debug, Parser)]
@@ -27,6 +28,9 @@ struct Args {
     /// Have so many groups in every world, instead of one in most and more in some
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     groups: Option<u8>,
+    /// Run every world with this base of Raft's timing in milliseconds, 10 to 100 in steps of 10
+    #[arg(long, value_name = "MS", value_parser = raft_tick, conflicts_with = "groups")]
+    raft_tick: Option<RaftTick>,
     /// Switch this rule off, and run seeds from 1 on until a broken promise shows it; with --seed,
     /// only that one
     #[cfg(feature = "mutants")]
@@ -49,20 +53,34 @@ fn main() -> ExitCode {
         return hunt::run(&args);
     }
     match args.seed {
-        Some(seed) => run_one(seed, args.groups, args.trace),
-        None => run_many(args.minutes, args.groups, args.from.unwrap_or_else(fresh_seed)),
+        Some(seed) => run_one(seed, args.options(), args.trace),
+        None => run_many(args.minutes, args.options(), args.from.unwrap_or_else(fresh_seed)),
     }
 }
 
-/// Runs the world of a seed, with so many groups if that is wished.
-fn run_world(
-    seed: u64,
+fn raft_tick(text: &str) -> Result<RaftTick, String> {
+    let tick = text.parse().ok().and_then(RaftTick::from_millis);
+    tick.ok_or_else(|| "must be 10 to 100, in steps of 10".to_owned())
+}
+
+/// What every world is to be like, whatever its seed says.
+#[derive(Clone, Copy)]
+struct Options {
     groups: Option<u8>,
-    trace: bool,
-) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
-    match groups {
-        Some(groups) => run_with_groups(seed, usize::from(groups), trace),
-        None => run(seed, trace),
+    raft_tick: Option<RaftTick>,
+}
+
+impl Args {
+    fn options(&self) -> Options {
+        Options { groups: self.groups, raft_tick: self.raft_tick }
+    }
+}
+
+fn run_world(seed: u64, options: Options, trace: bool) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
+    match options {
+        Options { raft_tick: Some(tick), .. } => run_with_raft_tick(seed, tick, trace),
+        Options { groups: Some(groups), .. } => run_with_groups(seed, usize::from(groups), trace),
+        Options { groups: None, raft_tick: None } => run(seed, trace),
     }
 }
 
@@ -72,8 +90,8 @@ fn fresh_seed() -> u64 {
     since.as_nanos() as u64 >> 8 << 16
 }
 
-fn run_one(seed: u64, groups: Option<u8>, trace: bool) -> ExitCode {
-    let (summary, outcome, story) = run_world(seed, groups, trace);
+fn run_one(seed: u64, options: Options, trace: bool) -> ExitCode {
+    let (summary, outcome, story) = run_world(seed, options, trace);
     if trace {
         story.iter().for_each(|line| println!("{line}"));
     } else {
@@ -82,16 +100,17 @@ fn run_one(seed: u64, groups: Option<u8>, trace: bool) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(violation) => {
-            report(seed, groups, &violation);
+            report(seed, options, &violation);
             ExitCode::FAILURE
         }
     }
 }
 
-fn report(seed: u64, groups: Option<u8>, violation: &Violation) {
-    let groups = groups.map_or_else(String::new, |groups| format!(" --groups {groups}"));
+fn report(seed: u64, options: Options, violation: &Violation) {
+    let groups = options.groups.map_or_else(String::new, |groups| format!(" --groups {groups}"));
+    let tick = options.raft_tick.map_or_else(String::new, |tick| format!(" --raft-tick {}", tick.millis()));
     eprintln!("seed {seed} breaks `{}`: {}", violation.invariant, violation.what);
-    eprintln!("repeat it with: cargo run --release -p lowkey-sim -- --seed {seed}{groups} --trace");
+    eprintln!("repeat it with: cargo run --release -p lowkey-sim -- --seed {seed}{groups}{tick} --trace");
 }
 
 #[derive(Default)]
@@ -100,7 +119,7 @@ struct Total {
     sum: WorldSummary,
 }
 
-fn run_many(minutes: f64, groups: Option<u8>, from: u64) -> ExitCode {
+fn run_many(minutes: f64, options: Options, from: u64) -> ExitCode {
     let deadline = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
     let (next, failed) = (AtomicU64::new(from), AtomicBool::new(false));
     let total = Mutex::new(Total::default());
@@ -110,9 +129,9 @@ fn run_many(minutes: f64, groups: Option<u8>, from: u64) -> ExitCode {
             scope.spawn(|| {
                 while Instant::now() < deadline && !failed.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if let Err(violation) = run_and_count(seed, groups, &total) {
+                    if let Err(violation) = run_and_count(seed, options, &total) {
                         failed.store(true, Ordering::Relaxed);
-                        tell_failure(seed, groups, &violation);
+                        tell_failure(seed, options, &violation);
                     }
                 }
             });
@@ -131,8 +150,8 @@ fn run_many(minutes: f64, groups: Option<u8>, from: u64) -> ExitCode {
     if failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn run_and_count(seed: u64, groups: Option<u8>, total: &Mutex<Total>) -> Result<(), Violation> {
-    let (summary, outcome, _) = run_world(seed, groups, false);
+fn run_and_count(seed: u64, options: Options, total: &Mutex<Total>) -> Result<(), Violation> {
+    let (summary, outcome, _) = run_world(seed, options, false);
     if let Ok(mut total) = total.lock() {
         total.seeds += 1;
         total.sum.simulated_nanos += summary.simulated_nanos;
@@ -150,12 +169,12 @@ fn run_and_count(seed: u64, groups: Option<u8>, total: &Mutex<Total>) -> Result<
 }
 
 /// The broken promise, the last events before it, and how to see it again.
-fn tell_failure(seed: u64, groups: Option<u8>, violation: &Violation) {
+fn tell_failure(seed: u64, options: Options, violation: &Violation) {
     eprintln!();
-    let (_, _, story) = run_world(seed, groups, true);
+    let (_, _, story) = run_world(seed, options, true);
     let last = story.len().saturating_sub(30);
     story[last..].iter().for_each(|line| eprintln!("{line}"));
-    report(seed, groups, violation);
+    report(seed, options, violation);
 }
 
 fn words(total: &Total) -> String {

@@ -240,6 +240,7 @@ impl SimNode {
             tail_entries: plan.tail_entries,
             slow_entries_max: 4 * plan.tail_entries,
             quarantine_nanos: QUARANTINE_NANOS,
+            raft_tick: plan.raft_tick,
             ..Config::new(id, MemberId(self.member), seed)
         };
         let replica = Replica::recover(config, CLUSTER, found).map_err(|error| other(&error))?;

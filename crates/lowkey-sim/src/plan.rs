@@ -4,6 +4,7 @@
 //! every fault on at once finds less than many runs with a few each, since faults hide each other.
 
 use lowkey_core::LockName;
+use lowkey_replica::RaftTick;
 
 use crate::random::Random;
 
@@ -52,6 +53,8 @@ pub struct WorldPlan {
     pub tail_entries: u64,
     /// Mean time between the operations of a client.
     pub think_nanos: u64,
+    /// The base of Raft's timing.
+    pub raft_tick: RaftTick,
     /// The cluster is one that lost its quorum and begins anew: in quarantine.
     pub recovered: bool,
     /// The faults.
@@ -120,6 +123,7 @@ impl WorldPlan {
             snapshot_entries: random.between(20, 400),
             tail_entries: random.between(1, 60),
             think_nanos: random.between(100, 3_000) * MILLISECOND,
+            raft_tick: RaftTick::SHORTEST,
             recovered: false,
             faults: Faults::draw(random, replicas),
         }
@@ -143,6 +147,18 @@ impl WorldPlan {
         self.groups = groups;
         self.has_idle_group = groups > 1 && self.clients.is_multiple_of(3);
         self
+    }
+
+    /// The same world with nodes that are so patient. When faults end, all takes so many times longer.
+    pub fn with_raft_tick(mut self, raft_tick: RaftTick) -> Self {
+        self.raft_tick = raft_tick;
+        self.quiet_nanos *= self.patience();
+        self
+    }
+
+    /// How many times longer than usual all takes that waits for a leader.
+    pub fn patience(&self) -> u64 {
+        self.raft_tick.millis() / RaftTick::SHORTEST.millis()
     }
 
     /// The groups by their numbers.

@@ -14,6 +14,7 @@ mod forming;
 mod invitation;
 mod late_replies;
 mod limited;
+mod long_tick;
 mod many_leases;
 mod minority_expire;
 mod new_leader;
@@ -50,11 +51,21 @@ pub struct Scenario {
     snapshot_entries: u64,
     /// The cluster begins anew: see [`crate::plan::Plan::recovered`].
     recovered: bool,
+    /// The base of Raft's timing.
+    raft_tick_ms: u64,
     play: fn(&mut Script) -> Check,
 }
 
 const fn story(name: &'static str, play: fn(&mut Script) -> Check) -> Scenario {
-    Scenario { name, replicas: 3, clients: 2, snapshot_entries: 10_000, recovered: false, play }
+    Scenario {
+        name,
+        replicas: 3,
+        clients: 2,
+        snapshot_entries: 10_000,
+        recovered: false,
+        raft_tick_ms: 10,
+        play,
+    }
 }
 
 /// A story of three who want the same lock.
@@ -160,6 +171,13 @@ pub const ALL: &[Scenario] = &[
     story("a_slow_leader_keeps_its_lead_and_gives_stalls_back", slow::keeps_its_lead),
     story("what_made_all_patient_is_over_and_a_leader_is_missed_soon", slow::over),
     story("late_answers_make_all_patient", slow::late_answers),
+    Scenario {
+        raft_tick_ms: long_tick::RAFT_TICK_MS,
+        ..story(
+            "a_longer_tick_bears_a_pause_and_replaces_the_dead_later",
+            long_tick::bears_a_pause_and_replaces_the_dead_later,
+        )
+    },
 ];
 
 impl Scenario {

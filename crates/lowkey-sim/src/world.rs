@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
 
 use lowkey_core::{Command, MemberId};
-use lowkey_replica::{Failure, Input, Request, Response, SnapshotJob};
+use lowkey_replica::{Failure, Input, RaftTick, Request, Response, SnapshotJob};
 
 pub(crate) use checks::Checks;
 
@@ -141,6 +141,15 @@ pub fn run_with_groups(
     trace: bool,
 ) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
     run_planned(WorldPlan::draw(seed).with_groups(groups), seed, trace)
+}
+
+/// Runs the world of a seed with nodes that are so patient with their leader.
+pub fn run_with_raft_tick(
+    seed: u64,
+    raft_tick: RaftTick,
+    trace: bool,
+) -> (WorldSummary, Result<(), Violation>, Vec<String>) {
+    run_planned(WorldPlan::draw(seed).with_raft_tick(raft_tick), seed, trace)
 }
 
 fn run_planned(
@@ -276,7 +285,7 @@ impl World {
                 self.disturb_founder(member)?;
             }
             let voters = member as usize;
-            for _ in 0..JOIN_SECONDS_MAX {
+            for _ in 0..JOIN_SECONDS_MAX * self.plan.patience() {
                 if self.voters() == voters {
                     break;
                 }

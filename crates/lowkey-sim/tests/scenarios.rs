@@ -100,6 +100,7 @@ scenarios! {
     a_slow_leader_keeps_its_lead_and_gives_stalls_back
     what_made_all_patient_is_over_and_a_leader_is_missed_soon
     late_answers_make_all_patient
+    a_longer_tick_bears_a_pause_and_replaces_the_dead_later
 }
 
 /// What the documentation shows is what happens, to the letter.

@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lowkey_sim::{Violation, run, run_with_groups};
+use lowkey_replica::RaftTick;
+use lowkey_sim::{Violation, run, run_with_groups, run_with_raft_tick};
 
 const SEEDS: u64 = 300;
 
@@ -17,6 +18,15 @@ fn worlds_of_one_two_and_three_groups_break_no_promise() {
     for groups in 1..=3 {
         let seeds = SEEDS + 1..=SEEDS + 20;
         run_all(seeds, &format!(" --groups {groups}"), |seed| run_with_groups(seed, groups, false).1);
+    }
+}
+
+#[test]
+fn worlds_whose_nodes_are_more_patient_break_no_promise() {
+    for ms in [20, 50, 100] {
+        let raft_tick = RaftTick::from_millis(ms).expect("a possible tick");
+        let seeds = SEEDS + 21..=SEEDS + 30;
+        run_all(seeds, &format!(" --raft-tick {ms}"), |seed| run_with_raft_tick(seed, raft_tick, false).1);
     }
 }
 

@@ -4791,7 +4791,10 @@ type GetStatusResponse struct {
 	RecoveringSeconds int64 `protobuf:"varint,19,opt,name=recovering_seconds,json=recoveringSeconds,proto3" json:"recovering_seconds,omitempty"`
 	// The epoch that the cluster's tokens, leases and revisions began with, if it was restored or recovered with one; 0
 	// otherwise.
-	Epoch         uint64 `protobuf:"varint,55,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,55,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The base of the cluster's timing, in milliseconds: the node was started with it (--raft-tick). Not told by nodes
+	// of before; theirs is 10.
+	RaftTickMs    uint32 `protobuf:"varint,65,opt,name=raft_tick_ms,json=raftTickMs,proto3" json:"raft_tick_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4941,6 +4944,13 @@ func (x *GetStatusResponse) GetRecoveringSeconds() int64 {
 func (x *GetStatusResponse) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetRaftTickMs() uint32 {
+	if x != nil {
+		return x.RaftTickMs
 	}
 	return 0
 }
@@ -5584,7 +5594,9 @@ type AddPeerRequest struct {
 	// Makes the call safe to repeat.
 	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The SHA-256 hash of its public key, 64 hexadecimal digits. Once it is registered it never changes.
-	KeyHash       string `protobuf:"bytes,20,opt,name=key_hash,json=keyHash,proto3" json:"key_hash,omitempty"`
+	KeyHash string `protobuf:"bytes,20,opt,name=key_hash,json=keyHash,proto3" json:"key_hash,omitempty"`
+	// The base of its timing, in milliseconds, which must be the cluster's; 0 means 10.
+	RaftTickMs    uint32 `protobuf:"varint,65,opt,name=raft_tick_ms,json=raftTickMs,proto3" json:"raft_tick_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5680,6 +5692,13 @@ func (x *AddPeerRequest) GetKeyHash() string {
 		return x.KeyHash
 	}
 	return ""
+}
+
+func (x *AddPeerRequest) GetRaftTickMs() uint32 {
+	if x != nil {
+		return x.RaftTickMs
+	}
+	return 0
 }
 
 type AddPeerResponse struct {
@@ -8112,7 +8131,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x05actor\x18\b \x01(\tR\x05actor\x12\x19\n" +
 	"\x05cause\x18\x18 \x01(\tH\x00R\x05cause\x88\x01\x01B\b\n" +
 	"\x06_cause\"\x12\n" +
-	"\x10GetStatusRequest\"\xbf\x04\n" +
+	"\x10GetStatusRequest\"\xe1\x04\n" +
 	"\x11GetStatusResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tis_leader\x18\x02 \x01(\bR\bisLeader\x12%\n" +
@@ -8132,7 +8151,9 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\x13leader_http_address\x18\x11 \x01(\tR\x11leaderHttpAddress\x12\x18\n" +
 	"\aleaving\x18\x12 \x03(\x04R\aleaving\x12-\n" +
 	"\x12recovering_seconds\x18\x13 \x01(\x03R\x11recoveringSeconds\x12\x14\n" +
-	"\x05epoch\x187 \x01(\x04R\x05epoch\"\x19\n" +
+	"\x05epoch\x187 \x01(\x04R\x05epoch\x12 \n" +
+	"\fraft_tick_ms\x18A \x01(\rR\n" +
+	"raftTickMs\"\x19\n" +
 	"\x17GetClusterStatusRequest\"\xe5\x01\n" +
 	"\x18GetClusterStatusResponse\x12\x1d\n" +
 	"\n" +
@@ -8187,7 +8208,7 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\treachable\x18\t \x01(\bR\treachable\x12\x1a\n" +
 	"\bexpected\x18\n" +
 	" \x01(\bR\bexpected\x12\x19\n" +
-	"\bkey_hash\x18\x14 \x01(\tR\akeyHash\"\xae\x02\n" +
+	"\bkey_hash\x18\x14 \x01(\tR\akeyHash\"\xd0\x02\n" +
 	"\x0eAddPeerRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12!\n" +
 	"\fraft_address\x18\x02 \x01(\tR\vraftAddress\x12\x1a\n" +
@@ -8199,7 +8220,9 @@ const file_lowkey_v1_lowkey_proto_rawDesc = "" +
 	"\tmember_id\x18\x0e \x01(\x04R\bmemberId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x0f \x01(\tR\trequestId\x12\x19\n" +
-	"\bkey_hash\x18\x14 \x01(\tR\akeyHash\"z\n" +
+	"\bkey_hash\x18\x14 \x01(\tR\akeyHash\x12 \n" +
+	"\fraft_tick_ms\x18A \x01(\rR\n" +
+	"raftTickMs\"z\n" +
 	"\x0fAddPeerResponse\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\x04R\bmemberId\x12\x1d\n" +
 	"\n" +

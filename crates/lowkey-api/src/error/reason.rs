@@ -222,6 +222,7 @@ const INVALID: &[(&str, &str)] = &[
     ("prefix", "INVALID_PREFIX"),
     ("principal", "INVALID_PRINCIPAL"),
     ("raft_address", "INVALID_RAFT_ADDRESS"),
+    ("raft_tick_ms", "INVALID_RAFT_TICK_MS"),
     ("request_id", "INVALID_REQUEST_ID"),
     ("required", "INVALID_REQUIRED"),
     ("scope", "INVALID_SCOPE"),

@@ -14,7 +14,7 @@ use lowkey_client::{Client, Tls};
 use lowkey_core::NodeName;
 use lowkey_server::edge::serve::ServeLimits;
 use lowkey_server::edge::tls::TlsFiles;
-use lowkey_server::{AuditLimits, Config, Ended, RunningNode, StartError};
+use lowkey_server::{AuditLimits, Config, Ended, RaftTick, RunningNode, StartError};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
@@ -255,6 +255,7 @@ async fn start_at(
             join_token: None,
             cluster_of: None,
             insecure: false,
+            raft_tick: RaftTick::SHORTEST,
             raft_listen: listen[0],
             grpc_listen: listen[1],
             http_listen: listen[2],

@@ -27,6 +27,8 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             0 => None,
             left => Some(("recovering", format!("no lock is granted for {left} s more at most"))),
         };
+        // A node of before tells none.
+        let tick_ms = status.raft_tick_ms.max(10);
         let epoch = (status.epoch > 0).then(|| ("epoch", status.epoch.to_string()));
         let leader = if status.leader_id.is_empty() { "none".to_owned() } else { status.leader_id };
         for (what, value) in [
@@ -35,6 +37,7 @@ pub(crate) fn status(args: &StatusArgs) -> ExitCode {
             ("term", status.term.to_string()),
             ("applied", status.applied_index.to_string()),
             ("voters", status.cluster_size.to_string()),
+            ("raft tick", format!("{tick_ms} ms")),
             ("leases", stats.leases.to_string()),
             ("locks", stats.locks.to_string()),
             ("waiting", stats.waiters.to_string()),

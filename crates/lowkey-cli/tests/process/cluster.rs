@@ -9,4 +9,5 @@ mod pause;
 mod recover;
 mod stop;
 mod three_nodes;
+mod timing;
 mod upgrade;

@@ -2,6 +2,9 @@ use lowkey_core::NodeName;
 
 use super::*;
 
+/// How many there are to be, and with which tick.
+const THREE: (usize, RaftTick) = (3, RaftTick::SHORTEST);
+
 const CHANCE: Chance = Chance { cluster: ClusterId([7; 16]), spread: 0, unix_minutes: 100 };
 
 fn node(name: &str, identity: u8) -> NodeInfo {
@@ -17,7 +20,7 @@ fn node(name: &str, identity: u8) -> NodeInfo {
 }
 
 fn forming(name: &str, identity: u8) -> Forming {
-    Forming::new(NodeIdentity([identity; 16]), node(name, identity), 3, Memory::default())
+    Forming::new(NodeIdentity([identity; 16]), node(name, identity), THREE, Memory::default())
 }
 
 fn three() -> Vec<Forming> {
@@ -110,7 +113,7 @@ fn who_is_left_alone_with_a_promise_stays_in_doubt() {
 fn a_coordinator_that_comes_back_begins_another_attempt() {
     let mut nodes = promised();
     let memory = nodes[0].memory().clone();
-    nodes[0] = Forming::new(NodeIdentity([1; 16]), node("n1", 1), 3, memory);
+    nodes[0] = Forming::new(NodeIdentity([1; 16]), node("n1", 1), THREE, memory);
     for (looker, others) in [(0, [1, 2]), (1, [0, 2]), (2, [0, 1])] {
         look(&mut nodes, looker, &others);
     }
@@ -127,7 +130,11 @@ fn what_was_set_up_wrongly_is_told_and_nothing_is_founded() {
     assert!(matches!(waiting(four, &[1, 2, 3]), Waiting::TooMany { .. }));
     let twins = vec![forming("n1", 1), forming("n2", 2), forming("n2", 3)];
     assert!(matches!(waiting(twins, &[1, 2]), Waiting::SameName { .. }));
-    let five = Forming::new(NodeIdentity([3; 16]), node("n3", 3), 5, Memory::default());
-    let other = vec![forming("n1", 1), forming("n2", 2), five];
+    let third = |told| Forming::new(NodeIdentity([3; 16]), node("n3", 3), told, Memory::default());
+    let other = vec![forming("n1", 1), forming("n2", 2), third((5, RaftTick::default()))];
     assert!(matches!(waiting(other, &[1, 2]), Waiting::OtherSize { theirs: 5, .. }));
+    let slow = third((3, RaftTick::from_millis(50).unwrap()));
+    let told = waiting(vec![forming("n1", 1), forming("n2", 2), slow], &[1, 2]);
+    assert!(told.needs_a_person());
+    assert_eq!(told.to_string(), "--raft-tick is 10ms here and 50ms at n3: give all nodes the same value");
 }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use lowkey_core::{ClusterId, NodeName};
 
+use crate::raft_tick::RaftTick;
+
 /// Why nothing is founded yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waiting {
@@ -25,6 +27,15 @@ pub enum Waiting {
         theirs: usize,
         /// What this node was told.
         own: usize,
+    },
+    /// A node has another tick.
+    OtherTick {
+        /// Which.
+        node: NodeName,
+        /// Its tick.
+        theirs: RaftTick,
+        /// This node's.
+        own: RaftTick,
     },
     /// Two nodes have the same name.
     SameName {
@@ -67,6 +78,7 @@ impl Waiting {
         match self {
             Self::TooMany { .. }
             | Self::OtherSize { .. }
+            | Self::OtherTick { .. }
             | Self::SameName { .. }
             | Self::InDoubt { .. }
             | Self::LeftBehind { .. } => true,
@@ -89,6 +101,9 @@ impl fmt::Display for Waiting {
             ),
             Self::OtherSize { node, theirs, own } => {
                 write!(f, "--cluster-of is {own} here and {theirs} at {node}: give all nodes the same number")
+            }
+            Self::OtherTick { node, theirs, own } => {
+                write!(f, "--raft-tick is {own} here and {theirs} at {node}: give all nodes the same value")
             }
             Self::SameName { node } => write!(
                 f,

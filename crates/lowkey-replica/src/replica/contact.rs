@@ -7,11 +7,11 @@ use lowkey_core::MemberId;
 use crate::time::{MILLISECOND, Nanos};
 
 /// A member that was heard from no longer ago than this answers: a few heartbeats, and less than it takes to
-/// be elected. The timing factor stretches it.
+/// be elected. `timing.rs` stretches it.
 pub(super) const ANSWERS_NANOS: u64 = 250 * MILLISECOND;
 
-/// A member that lacks entries and took none for this long takes none, though it may answer heartbeats. The
-/// timing factor stretches it.
+/// A member that lacks entries and took none for this long takes none, though it may answer heartbeats.
+/// `timing.rs` stretches it.
 const TAKES_NANOS: u64 = 2_000 * MILLISECOND;
 
 #[derive(Debug, Default)]
@@ -44,9 +44,9 @@ impl Contact {
 
     /// True if another member was heard from not long ago. `raft` has a mark of its own for this, but wipes it at
     /// every check of the quorum, and sets it for members that were never heard of.
-    pub(super) fn answers(&self, member: MemberId, timing_factor: u32) -> bool {
+    pub(super) fn answers(&self, member: MemberId, stretch: u32) -> bool {
         let now = self.last_tick.unwrap_or_default();
-        let answers_nanos = ANSWERS_NANOS * u64::from(timing_factor);
+        let answers_nanos = ANSWERS_NANOS * u64::from(stretch);
         self.heard.get(&member).is_some_and(|heard| now.since(*heard) <= answers_nanos)
     }
 
@@ -64,9 +64,9 @@ impl Contact {
     }
 
     /// False if a member answers, but has taken none of the entries that it lacks for a while.
-    pub(super) fn takes_entries(&self, member: MemberId, timing_factor: u32) -> bool {
+    pub(super) fn takes_entries(&self, member: MemberId, stretch: u32) -> bool {
         let now = self.last_tick.unwrap_or_default();
-        let takes_nanos = TAKES_NANOS * u64::from(timing_factor);
+        let takes_nanos = TAKES_NANOS * u64::from(stretch);
         self.taken.get(&member).is_none_or(|(_, at)| now.since(*at) <= takes_nanos)
     }
 

@@ -163,12 +163,12 @@ impl Replica {
     /// True if a member answers and takes the entries that it lacks: what people are told.
     pub(super) fn is_reachable(&self, member: MemberId) -> bool {
         self.answers(member)
-            && (member == self.config.member || self.contact.takes_entries(member, self.timing.factor()))
+            && (member == self.config.member || self.contact.takes_entries(member, self.timing.stretch()))
     }
 
     /// As far as this leader can tell.
     pub(super) fn answers(&self, member: MemberId) -> bool {
-        member == self.config.member || self.contact.answers(member, self.timing.factor())
+        member == self.config.member || self.contact.answers(member, self.timing.stretch())
     }
 
     /// It is registered, and votes in the configuration that is to be.
@@ -198,7 +198,7 @@ impl Replica {
         let staying: Vec<MemberId> = voters.into_iter().filter(stays).collect();
         if let Some(answering) = self.at_risk(&staying) {
             // A new leader has not heard from all that would answer it.
-            let answers_nanos = ANSWERS_NANOS * u64::from(self.timing.factor());
+            let answers_nanos = ANSWERS_NANOS * u64::from(self.timing.stretch());
             if !staying.is_empty() && now.since(self.standing.since) < answers_nanos {
                 return Err(Failure::NotLeader { leader: self.leader() });
             }

@@ -10,6 +10,7 @@ use raft::eraftpb::ConfState;
 use super::Replica;
 use crate::guard::Divergence;
 use crate::lead::Lead;
+use crate::raft_tick::RaftTick;
 use crate::time::Nanos;
 
 /// A replica's standing, for people and for the service around it.
@@ -61,6 +62,8 @@ pub struct Status {
     pub quarantine_ends: Option<Nanos>,
     /// By how much all that waits for a sign of life is stretched, from 1 to 4: what the leader tells, as last heard here.
     pub timing_factor: u32,
+    /// What the factor multiplies: this node was started with it.
+    pub raft_tick: RaftTick,
 }
 
 impl Status {
@@ -155,6 +158,7 @@ pub(super) fn status(replica: &Replica) -> Status {
         quarantine: state.is_in_quarantine(),
         quarantine_ends: replica.lead.get().and_then(Lead::quarantine_ends),
         timing_factor: replica.timing.factor(),
+        raft_tick: replica.config.raft_tick,
     }
 }
 

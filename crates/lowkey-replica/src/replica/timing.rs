@@ -11,21 +11,27 @@
 //! - What is stretched: the ticks that `raft` sees, and with them its election timeout, its check of the quorum, the
 //!   time in which votes are refused, and the order of candidates (`elections.rs`); and after how long a silent member
 //!   does not answer (`contact.rs`).
-//! - What is not: the tick itself, and with it deadlines, cancellations and R8; and heartbeats, which leave every 50 ms.
+//! - What is not: the replica's own tick, and with it deadlines, cancellations and R8; and heartbeats, which leave every
+//!   50 ms.
 //!
-//! No rule R1–R10 reads the factor. One that is old or wrong costs time, and nothing else.
+//! All of this is said for the shortest [`RaftTick`], which is the usual one. With a longer one everything here is so many
+//! times longer, heartbeats and what counts as late too: the same picture on another scale. Factor and tick together are
+//! the *stretch*.
+//!
+//! No rule R1–R10 reads factor or stretch. One that is old or wrong costs time, and nothing else.
 //!
 //! A node whose own ticks were late may have heartbeats on their way to it that it had no time to read. It listens for a
 //! moment before it stands for election.
 
 use lowkey_core::mutants;
 
+use crate::raft_tick::RaftTick;
 use crate::time::{MILLISECOND, Nanos};
 
 /// The factor of a cluster whose machines could hardly be slower.
 pub(crate) const FACTOR_MAX: u32 = 4;
-/// Between two ticks.
-const TICK_NANOS: u64 = 10 * MILLISECOND;
+/// Between two ticks of the replica.
+const TICK_NANOS: u64 = RaftTick::STEP_NANOS;
 /// Between a leader's heartbeats.
 const HEARTBEAT_NANOS: u64 = 50 * MILLISECOND;
 /// So late may everything be before the factor is 2.
@@ -44,6 +50,8 @@ const LISTEN_NANOS: u64 = 100 * MILLISECOND;
 /// The factor, and what it comes from.
 #[derive(Debug)]
 pub(super) struct Timing {
+    /// How many ticks of the replica make one of `raft` while all is calm. It never changes.
+    steps: u32,
     /// From 1 to [`FACTOR_MAX`].
     factor: u32,
     /// When `raft` last saw a tick.
@@ -62,8 +70,9 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(raft_tick: RaftTick) -> Self {
         Self {
+            steps: raft_tick.steps(),
             factor: 1,
             raft_ticked: Nanos(0),
             heartbeat: Nanos(0),
@@ -76,6 +85,16 @@ impl Timing {
 
     pub(super) fn factor(&self) -> u32 {
         self.factor
+    }
+
+    /// How many times longer than with the shortest tick, in calm, one waits for a sign of life.
+    pub(super) fn stretch(&self) -> u32 {
+        self.steps * self.factor
+    }
+
+    /// A span of the shortest tick, as long as it is with this one.
+    fn scaled(&self, nanos: u64) -> u64 {
+        nanos * u64::from(self.steps)
     }
 
     /// A new term or role: what was measured before says nothing of this one. The factor stays.
@@ -101,9 +120,11 @@ impl Timing {
             // Only an answer that came says how late answers are. A leader that hears nobody is to step down, not to be
             // patient.
             Some(heard) => {
-                let answers_nanos = heard.since(self.quorum_heard).saturating_sub(HEARTBEAT_NANOS);
+                let answers_nanos =
+                    heard.since(self.quorum_heard).saturating_sub(self.scaled(HEARTBEAT_NANOS));
                 self.quorum_heard = self.quorum_heard.max(heard);
-                factor_for(answers_nanos.max(gap_nanos.saturating_sub(TICK_NANOS)))
+                let late_nanos = answers_nanos.max(gap_nanos.saturating_sub(TICK_NANOS));
+                factor_for(late_nanos / u64::from(self.steps))
             }
             // It needs nobody, and nobody waits for it.
             None => {
@@ -124,8 +145,8 @@ impl Timing {
 
     /// True if `raft` is to see this tick. Not before it would be due: ticks that come late need no stretching.
     pub(super) fn passes_on(&mut self, now: Nanos) -> bool {
-        let due_nanos = u64::from(self.factor) * TICK_NANOS - TICK_NANOS / 2;
-        let passes = self.factor == 1 || now.since(self.raft_ticked) >= due_nanos;
+        let due_nanos = u64::from(self.stretch()) * TICK_NANOS - TICK_NANOS / 2;
+        let passes = self.stretch() == 1 || now.since(self.raft_ticked) >= due_nanos;
         if passes {
             self.raft_ticked = now;
         }
@@ -139,7 +160,8 @@ impl Timing {
             return false;
         }
         let starved = self.starved.unwrap_or_default();
-        let until = *self.listens_until.get_or_insert(starved.after(LISTEN_NANOS));
+        let listen_nanos = self.scaled(LISTEN_NANOS);
+        let until = *self.listens_until.get_or_insert(starved.after(listen_nanos));
         if now >= until {
             (self.starved, self.listens_until) = (None, None);
         }
@@ -148,7 +170,7 @@ impl Timing {
 
     /// True if a leader has to send heartbeats now, whatever `raft` does.
     pub(super) fn is_heartbeat_due(&mut self, now: Nanos, has_just_sent: bool) -> bool {
-        let is_due = now.since(self.heartbeat) >= HEARTBEAT_NANOS;
+        let is_due = now.since(self.heartbeat) >= self.scaled(HEARTBEAT_NANOS);
         if is_due || has_just_sent {
             self.heartbeat = now;
         }
@@ -156,7 +178,7 @@ impl Timing {
     }
 }
 
-/// How patient to be where everything is so late.
+/// How patient to be where everything is so late, on the scale of the shortest tick.
 fn factor_for(late_nanos: u64) -> u32 {
     let steps = (late_nanos.min(LOST_NANOS) + STEP_NANOS).saturating_sub(LATE_NANOS) / STEP_NANOS;
     match late_nanos {
@@ -189,7 +211,7 @@ mod tests {
 
     #[test]
     fn late_ticks_raise_the_factor_at_once_and_calm_takes_it_back_one_by_one() {
-        let (mut timing, mut now) = (Timing::new(), Nanos(SECOND));
+        let (mut timing, mut now) = (Timing::new(RaftTick::default()), Nanos(SECOND));
         timing.begin(now);
         ticks(&mut timing, &mut now, 300, 300);
         assert_eq!(timing.factor(), 4);
@@ -205,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_factor_that_is_needed_stays() {
-        let (mut timing, mut now) = (Timing::new(), Nanos(SECOND));
+        let (mut timing, mut now) = (Timing::new(RaftTick::default()), Nanos(SECOND));
         timing.begin(now);
         for _ in 0..10 {
             ticks(&mut timing, &mut now, 100, 100);
@@ -216,7 +238,7 @@ mod tests {
 
     #[test]
     fn late_answers_raise_the_factor_and_missing_ones_do_not() {
-        let (mut timing, began) = (Timing::new(), Nanos(SECOND));
+        let (mut timing, began) = (Timing::new(RaftTick::default()), Nanos(SECOND));
         timing.begin(began);
         let at = |ms: u64| began.after(ms * MILLISECOND);
         timing.adapt(at(50), TICK_NANOS, Some(at(50)));
@@ -228,7 +250,7 @@ mod tests {
 
     #[test]
     fn who_needs_nobody_has_nobody_be_patient() {
-        let (mut timing, began) = (Timing::new(), Nanos(SECOND));
+        let (mut timing, began) = (Timing::new(RaftTick::default()), Nanos(SECOND));
         timing.begin(began);
         timing.adapt(began.after(2 * SECOND), 2 * SECOND, None);
         // The first other voter, which was heard from as a learner.
@@ -238,7 +260,7 @@ mod tests {
 
     #[test]
     fn raft_sees_as_many_ticks_less_as_the_factor_says_unless_they_are_late_anyway() {
-        let mut timing = Timing::new();
+        let mut timing = Timing::new(RaftTick::default());
         timing.hear(4);
         let seen = |timing: &mut Timing, gap_ms: u64, from_s: u64| {
             let at = |tick: u64| Nanos(from_s * SECOND + tick * gap_ms * MILLISECOND);
@@ -251,8 +273,36 @@ mod tests {
     }
 
     #[test]
+    fn with_a_longer_tick_everything_is_the_same_on_a_larger_scale() {
+        let long = RaftTick::from_millis(50).unwrap();
+        let mut timing = Timing::new(long);
+        timing.begin(Nanos(0));
+        let at = |tick: u64| Nanos(tick * TICK_NANOS);
+        let seen: Vec<u64> = (1..=20).filter(|tick| timing.passes_on(at(*tick))).collect();
+        assert_eq!(seen, [5, 10, 15, 20]);
+        let sent: Vec<u64> = (1..=60).filter(|tick| timing.is_heartbeat_due(at(*tick), false)).collect();
+        assert_eq!(sent, [25, 50], "a heartbeat every 250 ms");
+        assert_eq!((timing.factor(), timing.stretch()), (1, 5));
+        let mut now = Nanos(SECOND);
+        timing.begin(now);
+        ticks(&mut timing, &mut now, 400, 400);
+        assert_eq!(timing.factor(), 1, "390 ms late are less than a heartbeat and a half");
+        ticks(&mut timing, &mut now, 410, 410);
+        assert_eq!((timing.factor(), timing.stretch()), (2, 10), "as 80 ms are with the shortest tick");
+    }
+
+    #[test]
+    fn who_was_starved_listens_for_two_heartbeats_of_its_tick() {
+        let mut timing = Timing::new(RaftTick::from_millis(30).unwrap());
+        let at = |ms: u64| Nanos(SECOND + ms * MILLISECOND);
+        timing.tick(at(60), 60 * MILLISECOND);
+        assert!(timing.must_listen(at(60), true) && timing.must_listen(at(359), true));
+        assert!(!timing.must_listen(at(360), true));
+    }
+
+    #[test]
     fn who_was_starved_listens_once_before_it_stands() {
-        let mut timing = Timing::new();
+        let mut timing = Timing::new(RaftTick::default());
         let at = |ms: u64| Nanos(SECOND + ms * MILLISECOND);
         timing.tick(at(0), 10 * MILLISECOND);
         assert!(!timing.must_listen(at(0), true), "its ticks are in time");
@@ -264,7 +314,7 @@ mod tests {
 
     #[test]
     fn who_heard_a_leader_meanwhile_listens_anew_the_next_time() {
-        let mut timing = Timing::new();
+        let mut timing = Timing::new(RaftTick::default());
         let at = |ms: u64| Nanos(SECOND + ms * MILLISECOND);
         timing.tick(at(60), 60 * MILLISECOND);
         assert!(timing.must_listen(at(60), true) && !timing.must_listen(at(70), false));
@@ -274,7 +324,7 @@ mod tests {
 
     #[test]
     fn heartbeats_leave_every_50_ms_whatever_raft_sends() {
-        let mut timing = Timing::new();
+        let mut timing = Timing::new(RaftTick::default());
         timing.begin(Nanos(0));
         let sent: Vec<u64> =
             (1..=20).filter(|tick| timing.is_heartbeat_due(Nanos(tick * TICK_NANOS), *tick == 7)).collect();

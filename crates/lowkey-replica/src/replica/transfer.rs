@@ -13,7 +13,8 @@ use crate::input::CallId;
 use crate::output::{CannotLead, Failure, Response};
 use crate::time::{MILLISECOND, Nanos};
 
-/// How long a leader that gave its lead away waits to hear who has it.
+/// How long a leader that gave its lead away waits to hear who has it, with the shortest tick: longer than `raft` tries,
+/// whatever the timing factor.
 const OUTCOME_NANOS: u64 = 1000 * MILLISECOND;
 /// A node that lacks more entries would take too long to get them while nothing is proposed.
 const BEHIND_ENTRIES_MAX: u64 = 1000;
@@ -48,7 +49,8 @@ impl Replica {
             }
             _ => {
                 self.node.transfer_leader(to.0);
-                self.transfer = Some(Transfer { to, calls: vec![call], until: now.after(OUTCOME_NANOS) });
+                let outcome_nanos = OUTCOME_NANOS * u64::from(self.config.raft_tick.steps());
+                self.transfer = Some(Transfer { to, calls: vec![call], until: now.after(outcome_nanos) });
             }
         }
     }

@@ -5,6 +5,7 @@
 //! question, so that an old answer is none. What is sealed is no secret itself: names, addresses, hashes of public keys.
 
 use lowkey_core::{ClusterId, KeyHash, NodeIdentity, NodeInfo, NodeName};
+use lowkey_replica::RaftTick;
 use lowkey_replica::forming::{Attempt, Belongs, Memory, Plan, Promise, Statement};
 use prost::Message as _;
 use ring::hmac;
@@ -75,6 +76,7 @@ impl From<&Statement> for proto::Statement {
         Self {
             node: Some((&said.node).into()),
             size: u32::try_from(said.size).unwrap_or(u32::MAX),
+            raft_tick_ms: said.raft_tick.tell(),
             unix_minutes: said.unix_minutes,
             memory: Some((&said.memory).into()),
             plan: said.plan.as_ref().map(Into::into),
@@ -89,6 +91,7 @@ impl TryFrom<proto::Statement> for Statement {
         Ok(Self {
             node: said.node.ok_or(Unreadable::Words)?.try_into()?,
             size: said.size as usize,
+            raft_tick: RaftTick::told(said.raft_tick_ms).ok_or(Unreadable::Words)?,
             unix_minutes: said.unix_minutes,
             memory: said.memory.unwrap_or_default().try_into()?,
             plan: said.plan.map(TryInto::try_into).transpose()?,
@@ -238,7 +241,8 @@ mod tests {
             renounced: vec![Attempt { number: 3, ..attempt }],
             belongs: Belongs::Founded(Box::new(plan.clone())),
         };
-        Statement { node: node(1), size: 2, unix_minutes: 8, memory, plan: Some(plan) }
+        let raft_tick = RaftTick::from_millis(30).unwrap();
+        Statement { node: node(1), size: 2, raft_tick, unix_minutes: 8, memory, plan: Some(plan) }
     }
 
     fn key(byte: u8) -> hmac::Key {
@@ -273,9 +277,11 @@ mod tests {
         let nobody = proto::Statement { node: None, ..good.clone() };
         let mut crowd = good.clone();
         crowd.plan.as_mut().unwrap().nodes = vec![good.node.clone().unwrap(); NODES_MAX + 1];
+        let mut unsteady = good.clone();
+        unsteady.raft_tick_ms = 15;
         let mut nowhere = good;
         nowhere.node.as_mut().unwrap().raft_address = "nowhere".into();
-        for bad in [nobody, crowd, nowhere] {
+        for bad in [nobody, crowd, unsteady, nowhere] {
             assert_eq!(Statement::try_from(bad), Err(Unreadable::Words));
         }
     }

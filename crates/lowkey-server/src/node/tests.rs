@@ -111,6 +111,7 @@ async fn node_on(data_dir: &std::path::Path, syncs: &Arc<Syncs>) -> RunningNode 
         tls: None,
         join_token: None,
         insecure: false,
+        raft_tick: lowkey_replica::RaftTick::SHORTEST,
         leases_max: 1_000_000,
         watch_streams_max: 10,
         limits: ServeLimits::default(),

@@ -9,7 +9,7 @@ use lowkey_core::limits::{ADDRESS_BYTES_MAX, INVITATION_SECONDS_MAX};
 use lowkey_core::{
     Command, Invalid, InvitationHash, KeyHash, MemberId, NodeIdentity, NodeInfo, NodeName, Reply,
 };
-use lowkey_replica::{Request, Response};
+use lowkey_replica::{RaftTick, Request, Response};
 
 use super::{Answer, Operation, unexpected};
 use crate::access::Permitted;
@@ -60,8 +60,13 @@ impl Operation for AddPeerRequest {
         }))
     }
 
-    /// A new node needs an invitation, unless nobody else could come here, or the operator said that anybody may.
+    /// A node needs the cluster's tick. A new one also needs an invitation, unless nobody else could come here, or the
+    /// operator said that anybody may.
     fn permit(&self, service: &Service) -> Result<(), ApiError> {
+        // Who announces a node does not know its tick.
+        if !self.identity.is_empty() {
+            check_tick(self.raft_tick_ms, service)?;
+        }
         let is_new = !self.identity.is_empty() && self.member_id == 0;
         if !is_new || service.lets_anybody_join() && !service.guard().is_required() {
             return Ok(());
@@ -118,6 +123,10 @@ impl Operation for JoinRequest {
         };
         let invitation = Some(InvitationHash(bytes("body", &self.invitation)?));
         Ok(Request::Command(Command::AddMember { node: Box::new(node), invitation }))
+    }
+
+    fn permit(&self, service: &Service) -> Result<(), ApiError> {
+        check_tick(self.raft_tick_ms, service)
     }
 
     fn respond(&self, response: Response) -> Result<JoinResponse, ApiError> {
@@ -229,6 +238,21 @@ impl Operation for TransferLeaderRequest {
         let leader_address = leader.map(|leader| leader.node.grpc_address.clone()).unwrap_or_default();
         Ok(TransferLeaderResponse { leader_id, leader_address })
     }
+}
+
+/// A node with another tick than this one would join, and nobody would hear it.
+fn check_tick(raft_tick_ms: u32, service: &Service) -> Result<(), ApiError> {
+    let own = service.hello.raft_tick;
+    if RaftTick::told(raft_tick_ms) == Some(own) {
+        return Ok(());
+    }
+    let theirs =
+        RaftTick::told(raft_tick_ms).map_or_else(|| format!("{raft_tick_ms}ms"), |tick| tick.to_string());
+    let problem = format!(
+        "the nodes of this cluster run with --raft-tick {own}, and the one that asks with {theirs}: start it with \
+         --raft-tick {own}"
+    );
+    Err(ApiError::invalid("raft_tick_ms", problem))
 }
 
 fn parse_identity(text: &str) -> Result<NodeIdentity, Invalid> {

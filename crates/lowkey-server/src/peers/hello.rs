@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use lowkey_core::{ClusterId, KeyHash, MemberId, NodeIdentity};
-use lowkey_replica::Status;
+use lowkey_replica::{RaftTick, Status};
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Status as GrpcStatus};
 
@@ -23,6 +23,8 @@ const FROM: &str = "lowkey-from";
 const IDENTITY: &str = "lowkey-identity";
 const ADDRESS: &str = "lowkey-raft-address";
 const TO: &str = "lowkey-to";
+/// In milliseconds; left out by nodes of before, whose tick was the shortest.
+const RAFT_TICK: &str = "lowkey-raft-tick-ms";
 /// On a refusal: the caller was a member once and is none any more. It will never be let in again.
 const REMOVED: &str = "lowkey-removed";
 /// On a refusal: the caller has a key, and must use it.
@@ -99,6 +101,8 @@ pub(crate) struct Hello {
     pub(crate) own: MemberId,
     pub(crate) identity: NodeIdentity,
     pub(crate) raft_address: String,
+    /// The base of its timing. It never changes while the node runs: to compare it once for a connection is enough.
+    pub(crate) raft_tick: RaftTick,
     /// How it proves that.
     pub(crate) tls: Arc<PeerTls>,
     /// What it knows of the others' keys.
@@ -203,6 +207,7 @@ impl Hello {
             (IDENTITY, self.identity.to_string()),
             (ADDRESS, self.raft_address.clone()),
             (TO, to.to_string()),
+            (RAFT_TICK, self.raft_tick.tell().to_string()),
         ];
         for (key, value) in fields {
             // Numbers, hexadecimal digits and a checked address are all plain ASCII.
@@ -254,7 +259,24 @@ impl Hello {
         })?;
         let caller = Caller { member, identity, raft_address, proof };
         caller.check(status, &self.known)?;
+        self.check_tick(metadata, member)?;
         Ok(caller)
+    }
+
+    /// Nodes with different timing do not hear each other, in neither direction: the less patient would unseat leaders
+    /// that the others still wait for. Who is no member any more was told so before.
+    fn check_tick(&self, metadata: &MetadataMap, member: MemberId) -> Result<(), GrpcStatus> {
+        let told = metadata.get(RAFT_TICK).map(|told| told.to_str().ok()?.parse::<u32>().ok());
+        let told = told.unwrap_or(Some(0)).and_then(RaftTick::told);
+        let tick = told.ok_or_else(|| GrpcStatus::unauthenticated(format!("{RAFT_TICK} is no tick")))?;
+        if tick == self.raft_tick {
+            return Ok(());
+        }
+        let (own, own_tick) = (self.own, self.raft_tick);
+        Err(GrpcStatus::failed_precondition(format!(
+            "member {own} runs with --raft-tick {own_tick} and member {member} with {tick}: they do not hear each other until \
+             all nodes run with the same value"
+        )))
     }
 }
 
@@ -273,6 +295,7 @@ pub(crate) mod tests {
             own: MemberId(own),
             identity: NodeIdentity([own as u8; 16]),
             raft_address: "127.0.0.1:7000".to_owned(),
+            raft_tick: RaftTick::SHORTEST,
             tls: Arc::new(any_tls()),
             known: Known::default(),
         }
@@ -327,6 +350,7 @@ pub(crate) mod tests {
             quarantine: false,
             quarantine_ends: None,
             timing_factor: 1,
+            raft_tick: RaftTick::SHORTEST,
         }
     }
 
@@ -452,6 +476,41 @@ pub(crate) mod tests {
             let read = read_refusal(&headers).unwrap();
             assert!(read.message().chars().count() <= CAUSE_CHARS_MAX);
         }
+    }
+
+    #[test]
+    fn nodes_with_different_ticks_do_not_hear_each_other_and_a_node_of_before_has_the_shortest() {
+        let members = vec![member(1, Some(1)), member(2, Some(2))];
+        let status = status(members, &[], 3);
+        let with_tick = |own, ms| Hello { raft_tick: RaftTick::from_millis(ms).unwrap(), ..hello(own) };
+        for (ours, theirs) in [(10, None), (10, Some("10")), (50, Some("50"))] {
+            let hears = with_tick(1, ours).check(call(theirs).metadata(), Proof(None), &status);
+            assert!(hears.is_ok(), "{ours} {theirs:?}: {hears:?}");
+        }
+        for (ours, theirs, told) in [(50, None, "10ms"), (10, Some("50"), "50ms"), (20, Some("100"), "100ms")]
+        {
+            let hears = with_tick(1, ours).check(call(theirs).metadata(), Proof(None), &status);
+            let refused = hears.unwrap_err();
+            let both = format!("member 1 runs with --raft-tick {ours}ms and member 2 with {told}: ");
+            assert!(refused.message().starts_with(&both), "{}", refused.message());
+            let read = read_refusal(refused.clone().into_http::<()>().headers()).unwrap();
+            assert_eq!(read.message(), refused.message(), "it is told whole");
+        }
+        for theirs in ["15", "110", "-10", "10ms", ""] {
+            let hears = hello(1).check(call(Some(theirs)).metadata(), Proof(None), &status);
+            assert_eq!(hears.unwrap_err().code(), Code::Unauthenticated, "{theirs}");
+        }
+        assert_eq!(with_tick(2, 50).sign(MemberId(1), ()).metadata().get(RAFT_TICK).unwrap(), "50");
+    }
+
+    /// A call of member 2 to member 1 that tells this tick, or none.
+    fn call(raft_tick: Option<&str>) -> Request<()> {
+        let mut call = hello(2).sign(MemberId(1), ());
+        call.metadata_mut().remove(RAFT_TICK);
+        if let Some(tick) = raft_tick {
+            call.metadata_mut().insert(RAFT_TICK, tick.parse().unwrap());
+        }
+        call
     }
 
     #[test]

@@ -79,6 +79,7 @@ impl Node for Service {
             leaving: status.leaving.iter().map(|member| member.0).collect(),
             recovering_seconds: recovering_seconds(&status, self.clock),
             epoch: self.lanes.root().view.epoch(),
+            raft_tick_ms: status.raft_tick.tell(),
         }
     }
 

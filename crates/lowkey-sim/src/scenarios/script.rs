@@ -8,7 +8,7 @@ use lowkey_core::{
     AcquireWith, Command, GrantRef, LeaseId, LockName, MaxHold, Mode, OwnerId, Reply, RequestId, Requester,
     Scope, Token, Ttl, Value, WaitTime,
 };
-use lowkey_replica::{Failure, Input, MessageType, Query, Request, Response, Role};
+use lowkey_replica::{Failure, Input, MessageType, Query, RaftTick, Request, Response, Role};
 use lowkey_wal::{GroupId, snapshots};
 
 use super::Scenario;
@@ -62,11 +62,12 @@ pub(super) struct Script {
 impl Script {
     /// A cluster as the scenario wants it, before anything has happened.
     pub(super) fn new(scenario: &Scenario, trace: bool) -> Self {
-        let Scenario { replicas, clients, snapshot_entries, recovered, .. } = *scenario;
+        let Scenario { replicas, clients, snapshot_entries, recovered, raft_tick_ms, .. } = *scenario;
         let plan = WorldPlan {
             replicas,
             clients,
             recovered,
+            raft_tick: RaftTick::from_millis(raft_tick_ms).expect("a story's tick is possible"),
             groups: 1,
             has_idle_group: false,
             names: vec![lock()],

@@ -350,7 +350,7 @@ impl World {
             }
             self.deliver_answer(&call, node, answer);
         }
-        if self.quiet_since.is_some_and(|since| self.now > since + 3 * SECOND) {
+        if self.quiet_since.is_some_and(|since| self.now > since + 3 * self.plan.patience() * SECOND) {
             for call in self.nodes[node].lane(group).calls.values() {
                 let Some(request) = &call.request else { continue };
                 self.groups[group].waits.is_told(request, call.asked_at, self.now)?;

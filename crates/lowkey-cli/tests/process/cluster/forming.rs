@@ -160,6 +160,26 @@ fn a_node_that_waits_for_others_says_for_whom_and_is_alive_but_not_ready() {
 }
 
 #[test]
+fn nodes_with_different_ticks_found_nothing_until_they_have_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut nodes = nodes(folder.path(), 3);
+    let flags = nodes[2].flags.clone();
+    nodes[2].add_flags(&["--raft-tick", "20ms"]);
+    for node in &mut nodes {
+        node.start();
+    }
+    eventually("it says what is different", || {
+        let told =
+            "no cluster is founded: --raft-tick is 10ms here and 20ms at n3: give all nodes the same value";
+        nodes[0].log_text().contains(told).then_some(())
+    });
+    assert!(led(&nodes).is_empty());
+    nodes[2].kill();
+    nodes[2].flags = flags;
+    assert_eq!(settle(&mut nodes).len(), 1);
+}
+
+#[test]
 fn a_node_that_was_wiped_is_told_what_to_do_and_one_that_knows_of_a_cluster_founds_none_by_itself() {
     let folder = tempfile::tempdir().unwrap();
     let mut nodes = nodes(folder.path(), 3);

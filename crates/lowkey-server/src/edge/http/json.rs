@@ -94,7 +94,7 @@ fn refuse_field<T: Routed>(path: &str, value: &str) -> ApiError {
         "ttl_seconds" => format!("must be {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX} seconds"),
         "wait_ms" => format!("must be 0 to {WAIT_MS_MAX} milliseconds"),
         "lease_id" | "fencing_token" | "member_id" => "must be a whole number from 0 to 2^64-1".to_owned(),
-        "command_version" => "must be a whole number from 0 to 2^32-1".to_owned(),
+        "command_version" | "raft_tick_ms" => "must be a whole number from 0 to 2^32-1".to_owned(),
         "every_seconds" | "keep" => "must be a whole number".to_owned(),
         "off" | "from_flags" => "must be true or false".to_owned(),
         "mode" => "must be EXCLUSIVE or SHARED".to_owned(),
