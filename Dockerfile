@@ -3,21 +3,16 @@
 #
 #   docker build -t lowkey .
 FROM rust:1.95-bookworm AS build
+# hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates musl-tools \
-    && rm -rf /var/lib/apt/lists/* \
-    && rustup target add x86_64-unknown-linux-musl
+    && apt-get install -y --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN cargo build --locked --release -p lowkey-cli --target x86_64-unknown-linux-musl \
-    && mkdir -p /image/data /image/tmp /image/etc/ssl/certs \
-    && cp target/x86_64-unknown-linux-musl/release/lowkey /image/lowkey \
-    && strip /image/lowkey \
-    # Backups go to stores by HTTPS, and clients may trust public CAs.
-    && cp -L /etc/ssl/certs/ca-certificates.crt /image/etc/ssl/certs/ca-certificates.crt \
-    && echo 'lowkey:x:65532:65532::/data:/sbin/nologin' > /image/etc/passwd \
-    && chown 65532:65532 /image/data \
-    && chmod 1777 /image/tmp
+# With --target, or build scripts and macros would be static too, and macros must be libraries.
+RUN RUSTFLAGS='-C target-feature=+crt-static --cfg getrandom_backend="linux_raw"' \
+        cargo build --locked --release -p lowkey-cli --target "$(rustc --print host-tuple)" \
+    && packaging/image-root "target/$(rustc --print host-tuple)/release/lowkey" /image
 
 FROM scratch
 COPY --from=build /image /

@@ -11,8 +11,13 @@ use crate::{Outcome, read, root, run, sbom, write};
 const MAINTAINER: &str = "The lowkey authors <lowkey@example.com>";
 const NEWS: &str = "usr/share/doc/lowkey/CHANGELOG.md";
 const SETTINGS: &str = "etc/lowkey/lowkey.env";
-/// musl's resolver needs no shared libraries: names are looked up in `/etc/hosts` and by DNS.
-const TARGET: &str = "x86_64-unknown-linux-musl";
+/// With glibc inside. How that looks names up is in `crates/lowkey-cli/src/names.rs`.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// How a static program is built. Crate `getrandom` looks for the system call of its name by `dlsym`, which finds nothing
+/// in a static program, and falls back to `/dev/urandom`: told so, it makes the call at once. The Dockerfile has the same.
+const STATIC: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="linux_raw""#;
+/// The first glibc whose `libc.a` can look names up in files and by DNS without loading modules.
+const GLIBC_MIN: (u32, u32) = (2, 34);
 const SHELLS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/lowkey"),
     ("zsh", "usr/share/zsh/vendor-completions/_lowkey"),
@@ -23,13 +28,14 @@ pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
     let root = root();
     let epoch = run(Command::new("git").current_dir(&root).args(["log", "-1", "--format=%ct"]))?;
     let epoch = epoch.trim().to_owned();
+    let glibc = glibc()?;
     let binary = match binary {
         Some(binary) => binary,
         None => build(&root, &epoch)?,
     };
-    let libraries = interpreter(&binary)?;
-    if let Some(loader) = &libraries {
-        eprintln!("xtask: {} is not static: it needs {loader}", binary.display());
+    let needed = needed_at_run_time(&binary)?;
+    if let Some(needed) = &needed {
+        eprintln!("xtask: {} is not static: it needs {needed}", binary.display());
     }
     let version = env!("CARGO_PKG_VERSION");
     let out = root.join("target/dist");
@@ -51,40 +57,42 @@ pub(crate) fn dist(binary: Option<PathBuf>) -> Outcome {
     let name = format!("lowkey-{version}-x86_64-linux");
     archive(&out, &deb_root, &name, &root, &epoch)?;
     debian(&out, &deb_root, version, &root, &epoch)?;
-    write(&out.join(format!("{name}.cdx.json")), sbom::cyclonedx(&root, TARGET)?)?;
+    write(&out.join(format!("{name}.cdx.json")), sbom::cyclonedx(&root, TARGET, &glibc)?)?;
     fs::remove_dir_all(&deb_root).map_err(|error| format!("cannot clear up: {error}"))?;
     fs::remove_dir_all(out.join(&name)).map_err(|error| format!("cannot clear up: {error}"))?;
     let sums = run(Command::new("sh").current_dir(&out).args(["-c", "sha256sum -- *"]))?;
     write(&out.join("SHA256SUMS"), &sums)?;
     println!("{sums}{}", out.display());
-    match libraries {
-        Some(loader) => Err(format!("packaged, but not for a release: the binary needs {loader}")),
+    match needed {
+        Some(needed) => Err(format!("packaged, but not for a release: the binary needs {needed}")),
         None => Ok(()),
     }
 }
 
-/// Installs Rust's standard library for the target where it is missing, and says what else is needed.
-fn require_target() -> Outcome {
-    let sysroot = run(Command::new("rustc").args(["--print", "sysroot"]))?;
-    if !Path::new(sysroot.trim()).join("lib/rustlib").join(TARGET).exists() {
-        eprintln!("xtask: Rust's standard library for {TARGET} is missing: rustup target add {TARGET}");
-        run(Command::new("rustup").args(["target", "add", TARGET])).map_err(|problem| {
-            format!("a static binary needs Rust's standard library for {TARGET}: {problem}")
-        })?;
+/// The version of the glibc that goes into the binary. Refuses one that is too old.
+fn glibc() -> Outcome<String> {
+    let found = run(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
+    let version = found.trim().strip_prefix("glibc ").unwrap_or_default();
+    let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
+    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if (major, minor) < GLIBC_MIN {
+        let (major, minor) = GLIBC_MIN;
+        return Err(format!(
+            "a static binary needs glibc {major}.{minor} or newer, and this is {}",
+            found.trim()
+        ));
     }
-    run(Command::new("musl-gcc").arg("--version")).map(drop).map_err(|problem| {
-        format!("a static binary needs a C compiler for musl (Debian: apt-get install musl-tools): {problem}")
-    })
+    Ok(version.to_owned())
 }
 
 fn build(root: &Path, epoch: &str) -> Outcome<PathBuf> {
-    require_target()?;
     let home = std::env::var("CARGO_HOME")
         .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
         .map_err(|_| "neither CARGO_HOME nor HOME is set".to_owned())?;
     let here = root.canonicalize().map_err(|error| format!("cannot find the repository: {error}"))?;
     let here = here.display();
-    let rust = format!("--remap-path-prefix={here}=/lowkey --remap-path-prefix={home}=/cargo");
+    // With --target, or build scripts and macros would be static too, and macros must be libraries.
+    let rust = format!("{STATIC} --remap-path-prefix={here}=/lowkey --remap-path-prefix={home}=/cargo");
     let c = format!("-ffile-prefix-map={here}=/lowkey -ffile-prefix-map={home}=/cargo");
     let status = Command::new("cargo")
         .current_dir(root)
@@ -100,8 +108,11 @@ fn build(root: &Path, epoch: &str) -> Outcome<PathBuf> {
     Ok(root.join("target").join(TARGET).join("release/lowkey"))
 }
 
-/// The loader of shared libraries that a program asks for; none if it is static.
-fn interpreter(binary: &Path) -> Outcome<Option<String>> {
+/// What a program asks the system for when it starts, a loader or shared libraries; none if it is static.
+fn needed_at_run_time(binary: &Path) -> Outcome<Option<String>> {
+    const DYNAMIC: usize = 2;
+    const INTERPRETER: usize = 3;
+    const NEEDED: usize = 1;
     let bytes = fs::read(binary).map_err(|error| format!("cannot read {}: {error}", binary.display()))?;
     let unreadable = || format!("{} is no 64-bit program for Linux", binary.display());
     let number = |at: usize, size: usize| {
@@ -114,15 +125,23 @@ fn interpreter(binary: &Path) -> Outcome<Option<String>> {
     let header = |at| number(at, 8).ok_or_else(unreadable);
     let short = |at| number(at, 2).ok_or_else(unreadable);
     let (table, size, count) = (header(0x20)?, short(0x36)?, short(0x38)?);
+    let mut libraries = 0;
     for entry in (0..count).map(|place| table + place * size) {
-        const INTERPRETER: usize = 3;
-        if number(entry, 4) == Some(INTERPRETER) {
-            let (at, length) = (header(entry + 8)?, header(entry + 0x20)?);
-            let name = bytes.get(at..at + length).ok_or_else(unreadable)?;
-            return Ok(Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()));
+        let (at, length) = (header(entry + 8)?, header(entry + 0x20)?);
+        match number(entry, 4) {
+            Some(INTERPRETER) => {
+                let name = bytes.get(at..at + length).ok_or_else(unreadable)?;
+                return Ok(Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()));
+            }
+            // Pairs of a tag and a value. A static program has them too, to move itself in memory.
+            Some(DYNAMIC) => {
+                let tags = (at..at + length).step_by(16).map(|pair| number(pair, 8));
+                libraries = tags.filter(|tag| *tag == Some(NEEDED)).count();
+            }
+            _ => {}
         }
     }
-    Ok(None)
+    Ok((libraries > 0).then(|| format!("shared libraries ({libraries})")))
 }
 
 fn copy(from: &Path, to: &Path, mode: u32) -> Outcome {
@@ -157,6 +176,11 @@ fn archive(out: &Path, deb_root: &Path, name: &str, root: &Path, epoch: &str) ->
 
 fn debian(out: &Path, deb_root: &Path, version: &str, root: &Path, epoch: &str) -> Outcome {
     copy(&root.join("packaging/lowkey.service"), &deb_root.join("lib/systemd/system/lowkey.service"), 0o644)?;
+    copy(
+        &root.join("packaging/debian/lintian-overrides"),
+        &deb_root.join("usr/share/lintian/overrides/lowkey"),
+        0o644,
+    )?;
     for script in ["postinst", "prerm", "postrm"] {
         copy(&root.join("packaging/debian").join(script), &deb_root.join("DEBIAN").join(script), 0o755)?;
     }
@@ -197,6 +221,31 @@ fn debian(out: &Path, deb_root: &Path, version: &str, root: &Path, epoch: &str) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_says_what_it_needs_at_run_time() {
+        let folder = root().join(format!("target/tmp/needed-{}", std::process::id()));
+        let source = folder.join("main.c");
+        write(&source, "int main(void) { return 0; }\n").unwrap();
+        let needed = |how: &[&str]| {
+            let program = folder.join("program");
+            run(Command::new("cc").args(how).arg("-o").arg(&program).arg(&source)).unwrap();
+            needed_at_run_time(&program).unwrap()
+        };
+        assert_eq!(needed(&["-static"]), None);
+        assert_eq!(needed(&["-static-pie"]), None, "it moves itself, as what Rust makes");
+        assert!(needed(&["-Wl,--no-as-needed"]).unwrap().contains("ld-linux"));
+        let libraries = needed(&["-shared", "-fPIC", "-nodefaultlibs", "-Wl,--no-as-needed", "-lc"]);
+        assert_eq!(libraries.unwrap(), "shared libraries (1)");
+        assert!(needed_at_run_time(&source).unwrap_err().contains("no 64-bit program"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_image_is_built_as_the_packages_are() {
+        let dockerfile = read(&root().join("Dockerfile")).unwrap();
+        assert!(dockerfile.contains(&format!("RUSTFLAGS='{STATIC}'")), "{STATIC} is not in\n{dockerfile}");
+    }
 
     /// What the package has, from a program that is none: everything else is as in a release.
     #[test]

@@ -1,4 +1,5 @@
-//! The list of what is in the binary, in the form of CycloneDX 1.5, from what cargo says that it builds in.
+//! The list of what is in the binary, in the form of CycloneDX 1.5, from what cargo says that it builds in,
+//! and the C library that is linked into it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use crate::{Outcome, run};
 
-pub(crate) fn cyclonedx(root: &Path, target: &str) -> Outcome<String> {
+pub(crate) fn cyclonedx(root: &Path, target: &str, glibc: &str) -> Outcome<String> {
     let tree = run(Command::new("cargo").current_dir(root).args([
         "tree",
         "--locked",
@@ -24,7 +25,13 @@ pub(crate) fn cyclonedx(root: &Path, target: &str) -> Outcome<String> {
     ]))?;
     // One line for each place of the tree, so the same many times: `name v1.2.3 (path)|MIT`.
     let lines: BTreeSet<&str> = tree.lines().map(|line| line.trim_end_matches(" (*)")).collect();
-    let mut components = BTreeSet::new();
+    let mut components = BTreeSet::from([format!(
+        concat!(
+            r#"{{"type":"library","name":"glibc","version":"{0}","purl":"pkg:generic/glibc@{0}","#,
+            r#""licenses":[{{"expression":"LGPL-2.1-or-later"}}]}}"#
+        ),
+        glibc
+    )]);
     for line in lines {
         let (package, licence) = line.split_once('|').unwrap_or((line, ""));
         let mut words = package.split_whitespace();

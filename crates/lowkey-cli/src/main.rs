@@ -11,6 +11,7 @@ mod commands;
 mod duration;
 mod exit;
 mod help;
+mod names;
 mod output;
 #[cfg(test)]
 mod reference;
@@ -102,6 +103,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    names::ask_built_in_sources();
     let args: Vec<OsString> = std::env::args_os().collect();
     if args.get(1).is_some_and(|arg| arg == run::EXEC) {
         return run::exec(args.into_iter().skip(2));

@@ -194,6 +194,26 @@ fn every_crate_follows_the_lints_of_the_workspace() {
 }
 
 #[test]
+fn one_file_has_unsafe_code_and_no_other() {
+    // The compiler denies it everywhere. This finds those who allow it for themselves, also behind a `cfg`.
+    const WITH_UNSAFE: &[&str] = &["lowkey-cli/src/names.rs"];
+    let mut files = Vec::new();
+    collect_rust_files(&crates_directory(), &mut files);
+    assert!(files.len() > 100, "only {} files: is this test looking in the right place?", files.len());
+    let this = crates_directory().join("lowkey-cli/tests/dependency_direction.rs");
+    let found: Vec<String> = files
+        .iter()
+        .filter(|file| **file != this)
+        .filter(|file| {
+            let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            text.contains("unsafe_code") || text.contains("unsafe {") || text.contains("unsafe extern")
+        })
+        .map(|file| file.strip_prefix(crates_directory()).unwrap_or(file).display().to_string())
+        .collect();
+    assert_eq!(found, WITH_UNSAFE);
+}
+
+#[test]
 fn clippy_forbids_clocks_and_chance_in_the_pure_crates() {
     for name in PURE {
         let path = crates_directory().join(name).join("clippy.toml");
