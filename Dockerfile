@@ -10,8 +10,8 @@ RUN apt-get update \
 WORKDIR /src
 COPY . .
 # With --target, or build scripts and macros would be static too, and macros must be libraries.
-RUN RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release -p lowkey-cli \
-        --target "$(rustc --print host-tuple)" \
+RUN RUSTFLAGS='-C target-feature=+crt-static --cfg getrandom_backend="linux_raw"' \
+        cargo build --locked --release -p lowkey-cli --target "$(rustc --print host-tuple)" \
     && packaging/image-root "target/$(rustc --print host-tuple)/release/lowkey" /image
 
 FROM scratch
@@ -25,7 +25,6 @@ ENV LOWKEY_DATA_DIR=/data \
     LOWKEY_HTTP_ADDR=:8080
 EXPOSE 7000 9000 8080
 STOPSIGNAL SIGTERM
-# Needs no token. With TLS it needs LOWKEY_ENDPOINTS=https://localhost:9000 and LOWKEY_CA: docs/operate/containers.md.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s \
     CMD ["/lowkey", "health", "--connect-timeout", "2s"]
 ENTRYPOINT ["/lowkey"]

@@ -52,11 +52,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lowkey_core::{
-    AccessChange, AcquireWith, Applied, BackupRule, BackupSchedule, Boundary, COMMAND_VERSION, Cause, CertificateName, Change,
-    ChangeKind, ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath, GrantRef, GroupChange,
-    GroupId, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName, MaxHold, MemberId, Mode,
-    NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, PrincipalName, Refusal, Reply, RequestId,
-    Requester, Scope, Silence, State, Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb, Verbs, WaitEnd,
+    AccessChange, AcquireWith, Applied, BackupRule, BackupSchedule, Boundary, COMMAND_VERSION, Cause,
+    CertificateName, Change, ChangeKind, ClusterId, Command, EndedGrant, Event, FirstNumbers, GrantPath,
+    GrantRef, GroupChange, GroupId, HoldRef, InTheWay, Invalid, InvitationHash, KeyHash, LeaseId, LockName,
+    MaxHold, MemberId, Mode, NewBeginning, NodeIdentity, NodeInfo, NodeName, OwnerId, PrincipalName, Refusal,
+    Reply, RequestId, Requester, Scope, Silence, State, Ticket, Token, TokenHash, TokenId, Ttl, Value, Verb,
+    Verbs, WaitEnd,
 };
 use prost::Message as _;
 use test_each_file::test_each_path;

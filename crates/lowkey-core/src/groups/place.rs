@@ -189,6 +189,7 @@ fn request_of(command: &Command) -> Option<(Within<'_>, &RequestId)> {
         | Command::EndQuarantine
         | Command::Invite { .. }
         | Command::Access(_)
+        | Command::SetBackupSchedule(_)
         | Command::Groups(_) => None,
     }
 }

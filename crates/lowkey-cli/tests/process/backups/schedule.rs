@@ -83,7 +83,9 @@ fn a_schedule_that_a_command_sets_is_kept_to_by_each_leader_until_a_command_ends
 
     let off: [Value; 5] = ["".into(), "0".into(), 0.into(), true.into(), false.into()];
     assert_eq!(told(&schedule(&place, node, &["--off"])), off);
-    eventually("the leader keeps to no plan", || metric(node, "lowkey_backup_every_seconds").is_none().then_some(()));
+    eventually("the leader keeps to no plan", || {
+        metric(node, "lowkey_backup_every_seconds").is_none().then_some(())
+    });
     assert_eq!(metric(node, "lowkey_backup_age_seconds"), None);
     let made = metric(node, "lowkey_backups_made_total");
     std::thread::sleep(Duration::from_millis(2_500));
