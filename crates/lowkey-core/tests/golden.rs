@@ -901,7 +901,7 @@ fn dump(state: &State, audits: bool) -> Result<String, Box<dyn Error>> {
         wire.last_lease,
         wire.last_member
     )?;
-    if wire.version >= 6 {
+    if wire.version >= 7 {
         writeln!(output, "group {}, range {}", state.group(), state.range())?;
         if let Some(from) = state.drained_from() {
             writeln!(output, "drained from {from} on")?;

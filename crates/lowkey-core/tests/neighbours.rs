@@ -111,7 +111,7 @@ fn a_cluster_of_several_is_founded_with_a_state_for_each() {
     assert_eq!(told, (1..).zip(expected).collect::<Vec<_>>());
     for state in &groups.states {
         let bytes = state.encode_snapshot();
-        assert_eq!(bytes[..2], [0x08, 6], "older versions must not read it as the only group");
+        assert_eq!(bytes[..2], [0x08, 7], "older versions must not read it as the only group");
         assert_eq!(State::decode_snapshot(&bytes).as_ref(), Ok(state));
         assert_eq!(state.shard_map().is_some(), state.group() == GroupId::ROOT);
     }
