@@ -172,6 +172,13 @@ mutants! {
     A_PROMISE_IS_GIVEN_UP_ALONE: ByScenario, "a promise is given up alone";
     A_RESTORE_GOES_ON_COUNTING: ByScenario, "a restore goes on counting";
     AN_EPOCH_IS_NOT_CLAIMED: ByScenario, "an epoch is not claimed";
+    // Groups that are split.
+    A_NEW_GROUP_FORGETS_THE_COUNTER: ByScenario, "a new group forgets the counter";
+    A_NEW_GROUP_KNOWS_NO_REQUESTS: ByScenario, "a new group knows no requests";
+    A_NAME_THAT_MOVED_IS_GRANTED: ByScenario, "a name that moved is granted";
+    A_SUBTREE_ACROSS_A_BOUNDARY_IS_GRANTED: ByScenario, "a subtree across a boundary is granted";
+    A_SPLIT_MOVES_WHAT_IS_HELD: ByScenario, "a split moves what is held";
+    LEASE_IDS_OF_TWO_GROUPS_COLLIDE: ByScenario, "lease ids of two groups collide";
     // What breaks no promise as things are: `docs/internals/simulator.md` says why.
     EXPIRY_WITHOUT_THE_TERM_CHECK: Never, "expiry without the term check";
     A_HOLD_IS_ENDED_BY_AN_OLD_TERM: Never, "a hold is ended by an old term";

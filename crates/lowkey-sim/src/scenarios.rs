@@ -31,6 +31,7 @@ mod schedule;
 mod script;
 mod slow;
 mod snapshot_crash;
+mod split;
 mod stage;
 mod votes;
 
@@ -168,6 +169,7 @@ pub const ALL: &[Scenario] = &[
         ..story("nothing_is_granted_in_quarantine_under_two_leaders", quarantine::under_two_leaders)
     },
     story("a_cluster_restored_twice_from_an_older_backup", restore::from_an_older_backup),
+    story("a_cluster_is_split_with_a_crash_at_every_step", split::with_a_crash_at_every_step),
     story("a_slow_leader_keeps_its_lead_and_gives_stalls_back", slow::keeps_its_lead),
     story("what_made_all_patient_is_over_and_a_leader_is_missed_soon", slow::over),
     story("late_answers_make_all_patient", slow::late_answers),

@@ -97,6 +97,7 @@ scenarios! {
     an_elections_leader_killed_with_many_candidates
     nothing_is_granted_in_quarantine_under_two_leaders
     a_cluster_restored_twice_from_an_older_backup
+    a_cluster_is_split_with_a_crash_at_every_step
     a_slow_leader_keeps_its_lead_and_gives_stalls_back
     what_made_all_patient_is_over_and_a_leader_is_missed_soon
     late_answers_make_all_patient

@@ -5,6 +5,7 @@ use lowkey_record::GroupId;
 use super::map::{ShardMap, check_boundaries};
 use super::place::Place;
 use super::range::{Boundary, NameRange};
+use crate::mutants;
 use crate::name::Invalid;
 use crate::state::State;
 
@@ -42,9 +43,13 @@ impl State {
         let boundary = boundary.unwrap_or(self.last_lease);
         let mut child = Self::new(self.cluster);
         child.revision = self.revision;
-        child.last_token = self.last_token;
+        if !mutants::A_NEW_GROUP_FORGETS_THE_COUNTER.is_active() {
+            child.last_token = self.last_token;
+        }
         child.last_lease = boundary;
-        child.lease_requests = self.lease_requests.clone();
+        if !mutants::A_NEW_GROUP_KNOWS_NO_REQUESTS.is_active() {
+            child.lease_requests = self.lease_requests.clone();
+        }
         child.epoch = self.epoch;
         child.place = Some(Box::new(Place {
             group,

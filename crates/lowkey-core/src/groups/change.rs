@@ -21,6 +21,7 @@ use super::range::{Boundary, NameRange};
 use crate::claim::Scope;
 use crate::command::{Command, Refusal, Reply};
 use crate::limits::GROUPS_MAX;
+use crate::mutants;
 use crate::name::{LeaseId, LockName, OwnerId};
 use crate::state::State;
 
@@ -139,8 +140,8 @@ impl State {
         }
         split_range(place, at)?;
         match self.in_use_behind(at) {
-            Some(refusal) => Err(refusal),
-            None => Ok(None),
+            Some(refusal) if !mutants::A_SPLIT_MOVES_WHAT_IS_HELD.is_active() => Err(refusal),
+            _ => Ok(None),
         }
     }
 

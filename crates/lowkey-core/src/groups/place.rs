@@ -7,6 +7,7 @@ use super::range::{Boundary, NameRange};
 use crate::claim::Scope;
 use crate::command::{AcquireWith, Command, GrantRef, Refusal, Reply, Requester};
 use crate::limits::GROUPS_MAX;
+use crate::mutants;
 use crate::name::{LeaseId, LockName, OwnerId, RequestId};
 use crate::state::State;
 
@@ -52,6 +53,9 @@ impl Place {
     pub(crate) fn next_lease(&self, last: LeaseId) -> LeaseId {
         let Some(boundary) = self.lease_boundary else { return LeaseId(last.0 + 1) };
         let lowest = last.max(boundary).0 + 1;
+        if mutants::LEASE_IDS_OF_TWO_GROUPS_COLLIDE.is_active() {
+            return LeaseId(lowest);
+        }
         LeaseId(lowest + (stripe(self.group) + STRIPES - lowest % STRIPES) % STRIPES)
     }
 
@@ -110,7 +114,9 @@ impl State {
         let place = self.place.as_ref()?;
         let lock = lock_of(command);
         // The name first: it says where to ask. That group judges the lease.
-        if lock.is_some_and(|lock| !place.range.contains(lock)) {
+        if lock.is_some_and(|lock| !place.range.contains(lock))
+            && !mutants::A_NAME_THAT_MOVED_IS_GRANTED.is_active()
+        {
             return Some(Refusal::NotHere { group: place.group });
         }
         let lease = command.lease();
@@ -121,7 +127,9 @@ impl State {
             });
         }
         match command {
-            Command::Acquire { lock, scope: Scope::Subtree, .. } => {
+            Command::Acquire { lock, scope: Scope::Subtree, .. }
+                if !mutants::A_SUBTREE_ACROSS_A_BOUNDARY_IS_GRANTED.is_active() =>
+            {
                 let boundary = place.range.splits_subtree(lock)?.clone();
                 Some(Refusal::SubtreeSplit { lock: lock.clone(), boundary })
             }
