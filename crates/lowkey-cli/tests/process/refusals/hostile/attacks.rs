@@ -84,8 +84,19 @@ async fn deaf_list(client: LockServiceClient<Channel>, victim: Victim) {
 }
 
 pub(super) async fn silence(victim: Victim) -> Kept {
-    let connect = |_| victim.dial(victim.ports.grpc).ok();
-    Box::new((0..10_000).map_while(connect).collect::<Vec<_>>())
+    crowd(10_000, |_| victim.dial(victim.ports.grpc).ok()).await
+}
+
+/// Very many connections: as many as are wanted, and half of what this process may have open at most.
+///
+/// One test has them at a time. All tests of this program share its descriptors, and the others need some.
+pub(super) async fn crowd(wanted: usize, connect: impl FnMut(usize) -> Option<TcpStream>) -> Kept {
+    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let turn = TURN.lock().await;
+    let open_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let wanted = open_max.map_or(wanted, |open_max| wanted.min(open_max as usize / 2));
+    let connections: Vec<_> = (0..wanted).map_while(connect).collect();
+    Box::new((connections, turn))
 }
 
 pub(super) async fn watches(victim: Victim) -> Kept {
@@ -142,14 +153,17 @@ const SILENT_PEERS: usize = 4_000;
 
 /// The port of the nodes among themselves has as many silent callers as it takes, and others that call without a pause.
 pub(super) async fn dials(victim: Victim) -> Kept {
-    let silent = (0..SILENT_PEERS).map_while(|number| {
+    let mut taken = 0;
+    let silent = crowd(SILENT_PEERS, |number| {
         let ports = victim.all_ports[number % victim.all_ports.len()];
-        victim.dial(ports.raft).ok()
+        let stream = victim.dial(ports.raft).ok()?;
+        taken += 1;
+        Some(stream)
     });
-    let silent: Vec<_> = silent.collect();
-    assert!(silent.len() > 100, "the port takes some: {}", silent.len());
+    let silent = silent.await;
+    assert!(taken > 100, "the port takes some: {taken}");
     spawn_dialling(&victim, |ports, _| ports.raft, &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]);
-    Box::new(silent)
+    silent
 }
 
 /// Begins connections without a pause, says this on each, and keeps the last few.

@@ -12,6 +12,7 @@ use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
+use super::attacks::crowd;
 use super::{Scene, Victim};
 use crate::papers::Papers;
 
@@ -76,7 +77,7 @@ async fn handshakes_that_are_never_ended() {
             let _ = stream.write_all(BEGINNINGS[number % 3]);
             Some(stream)
         };
-        Box::new((0..10_000).map_while(half_open).collect::<Vec<_>>()) as Box<dyn Send>
+        crowd(10_000, half_open).await
     };
     let scene = Scene::encrypted().await;
     scene.beside("10,000 half-open handshakes", |victim| Box::pin(attack(victim))).await;
