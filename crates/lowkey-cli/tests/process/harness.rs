@@ -358,8 +358,9 @@ fn exchange(
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
          {headers}content-length: {length}\r\n\r\n"
     );
-    stream.write_all(head.as_bytes()).ok()?;
-    stream.write_all(body).ok()?;
+    // In one piece: a node that answers when it has read the head would close a connection whose body is still to come,
+    // and that takes the answer away.
+    stream.write_all(&[head.as_bytes(), body].concat()).ok()?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).ok()?;
     let answer = String::from_utf8(answer).unwrap();
